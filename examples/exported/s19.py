@@ -98,6 +98,32 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+template <bool, class Yes, class>
+struct Conditional {
+  using Type = Yes;
+};
+
+template <class Yes, class No>
+struct Conditional<false, Yes, No> {
+  using Type = No;
+};
+
+template <bool condition, class Yes, class No>
+using conditional = typename Conditional<condition, Yes, No>::Type;
+
+// The integer with the bits of an element.
+template <class Type>
+using ElementBits = conditional<Type::bytes == 2, uint16, uint32>;
+
+// The structs that a row generates for a problem. The pieces of a kernel are templates of one type that has
+// them and what follows from them.
+template <class Convolution, class TailOfBlock, class NumbersOfRow>
+struct KernelTypes {
+  using C = Convolution;
+  using Tail = TailOfBlock;
+  using Numbers = NumbersOfRow;
+};
+
 // Element types: how wide, and how 32 bits of storage become floats and back. Halves go in pairs.
 struct f32 {
   static constexpr int bytes = 4;
@@ -446,9 +472,30 @@ __device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uin
 }  // namespace onepass::barrier
 
 // --------------------------------------------------------------------------------------------------
-// What the kernels of wide convolutions are given.
+// A place in a ring buffer of stages, as producers and consumers step through it.
 
 namespace onepass {
+
+template <int Stages>
+struct Ring {
+  int stage = 0;
+  uint32 round = 0;  // parity of the phase of the stage's barriers
+
+  __device__ __forceinline__ void next() {
+    if (++stage == Stages) {
+      stage = 0;
+      round ^= 1u;
+    }
+  }
+  __device__ __forceinline__ void skip(int count) {
+    stage += count;
+    round ^= static_cast<uint32>(stage / Stages) & 1u;
+    stage %= Stages;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What the kernels of wide convolutions are given.
 
 // The row "gemm_wgmma", and the launch that merges moments where values are stored between passes.
 template <int Count>
@@ -619,6 +666,29 @@ __device__ __forceinline__ float lanes_sum(float value) {
     value += __shfl_xor_sync(0xffffffffu, value, offset);
   }
   return value;
+}
+
+// The sums of `Count` values over the block, in every thread. `scratch` holds Count * Threads / 32 floats and
+// is free again after the next barrier of the block.
+template <int Threads, int Count>
+__device__ __forceinline__ void block_sum(float (&value)[Count], float* scratch) {
+  constexpr int warps = Threads / 32;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) value[i] = lanes_sum<32>(value[i]);
+  if constexpr (warps > 1) {
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    __syncthreads();
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) scratch[i * warps + warp] = value[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      value[i] = lanes_sum<32>(lane < warps ? scratch[i * warps + lane] : 0.0f);
+    }
+  }
 }
 
 // Elements seen so far as their count, mean and sum of squared distances from it.
@@ -939,6 +1009,27 @@ class Tickets {
   uint32* counter_;
 };
 
+// Runs first(unit, tile, counters) and second(unit, tile, counters) of an agent, as tickets come. A unit has
+// four words behind the launch's.
+template <class Agent, class Skips>
+__device__ __forceinline__ void run_tickets(const Agent& agent, int64 units, Skips&& skips) {
+  using Items = Schedule<Agent::first_tiles, Agent::second_tiles>;
+  const auto& p = agent.p;
+  const int64 tickets = Items::tickets(units, p.wave_units);
+  Tickets own(p.control);
+#pragma unroll 1
+  for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
+    const Items item(ticket, p.wave_units);
+    if (item.unit >= units || skips(item.unit)) continue;
+    uint32* counters = p.control + 4 + item.unit * 4;
+    if (item.is_first) {
+      if constexpr (Agent::first_tiles > 0) agent.first(item.unit, item.tile, counters);
+    } else {
+      if constexpr (Agent::second_tiles > 0) agent.second(item.unit, item.tile, counters);
+    }
+  }
+}
+
 // The channel values of one row, or of `Width` neighbouring rows where a vector runs over channels.
 template <class Chain, int Rows>
 struct ChannelValues {
@@ -1144,13 +1235,32 @@ struct ThinRows {
   }
 };
 
+// body(row, position) for the values of a thread that count.
+template <int Rows, int Count, class Which, class Body>
+__device__ __forceinline__ void for_each_value(Which which, Body&& body) {
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (has(i, which)) body(r, i);
+    }
+  }
+}
+
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
-//     and its values are dropped.
+//   auto rows = begin_rows(epilogue, slot, in_range): a thread's rows. A row that is not in range has a valid
+//     slot, and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
 //   epilogue.template finish<team>(rows): by every thread of the block
 //   epilogue.store(tile): once, when all channels are finished
+template <class Epilogue, int Rows>
+__device__ __forceinline__ typename Epilogue::template State<Rows> begin_rows(const Epilogue& epilogue,
+                                                                              const int (&slot)[Rows],
+                                                                              const bool (&in_range)[Rows]) {
+  return {epilogue.p, epilogue.n, slot, in_range};
+}
+
 template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
   using Before = typename Tail::Before;
@@ -1166,24 +1276,14 @@ struct MomentsEpilogue {
     float m2[Rows] = {};
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        typename Before::template Tensors<1> tensors;
-        tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
-        h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
-      }
-    }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
+      h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
+    });
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
@@ -1276,33 +1376,23 @@ struct ApplyEpilogue {
     }
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
-        typename Before::template Tensors<1> before;
-        typename After::template Tensors<1> after;
-        before.load(p, index);
-        after.load(p, index);
-        float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
-        value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
-        if constexpr (Tail::has_mean) {
-          rows.sum[r] += value;
-        } else if (rows.in_range[r]) {
-          store_one<typename Tail::Output>(p.output, index, value);
-        }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
+      typename Before::template Tensors<1> before;
+      typename After::template Tensors<1> after;
+      before.load(p, index);
+      after.load(p, index);
+      float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
+      value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
+      if constexpr (Tail::has_mean) {
+        rows.sum[r] += value;
+      } else if (rows.in_range[r]) {
+        store_one<typename Tail::Output>(p.output, index, value);
       }
-    }
+    });
   }
 
   template <int team, int Rows>
@@ -1451,23 +1541,10 @@ struct Thin {
   }
 
   __device__ __forceinline__ void run() const {
-    using Items = Schedule<first_tiles, second_tiles>;
-    const int64 units = (p.batch + samples - 1) / samples;
-    const int64 tickets = Items::tickets(units, p.wave_units);
     // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units || (!all && p.only[item.unit] == 0)) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
-      } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
-      }
-    }
+    run_tickets(*this, (p.batch + samples - 1) / samples,
+                [&](int64 unit) { return !all && p.only[unit] == 0; });
   }
 };
 
@@ -1755,6 +1832,10 @@ struct GemmItem {
   }
 };
 
+// A consumer thread's sums of a tile.
+template <class Numbers>
+using GemmSums = float[Numbers::columns / 2];
+
 // The shared memory of a block.
 template <class C, class Tail, class Numbers>
 struct alignas(128) GemmShared {
@@ -1801,27 +1882,6 @@ struct alignas(128) GemmShared {
 
 namespace onepass::gemm {
 
-// The bits of an element.
-template <int Bytes>
-struct Word {
-  using Type = uint32;
-};
-
-template <>
-struct Word<2> {
-  using Type = uint16;
-};
-
-template <bool condition, class Yes, class No>
-struct If {
-  using Type = Yes;
-};
-
-template <class Yes, class No>
-struct If<false, Yes, No> {
-  using Type = No;
-};
-
 constexpr int consumer_threads = 256;
 
 constexpr int consumer_warps = 8;
@@ -1851,6 +1911,31 @@ __device__ __forceinline__ float largest_of(float largest, float x) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(largest), "f"(fabsf(x)));
   return result;
+}
+
+// The power of two that takes a positive magnitude, given by its bits, to [2^13, 2^14), as far as it and its
+// inverse are normal numbers.
+__device__ __forceinline__ float operand_scale(uint32 bits) {
+  int exponent = 13 - (static_cast<int>(bits >> 23) - 127);
+  exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
+  return __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
+}
+
+// The tap of the whole kernel that is tap `t` of a class of a transposed convolution.
+template <class C>
+__device__ __forceinline__ int tap_of_class(int own, int t) {
+  int tap = 0;
+  int step = 1;
+#pragma unroll
+  for (int d = 2; d >= 0; --d) {
+    const int count = static_cast<int>(C::count(d, 0));
+    const int of_dimension = static_cast<int>(C::classes(d));
+    tap += step * static_cast<int>(C::first(d, own % of_dimension) + t % count * C::tap_step(d));
+    step *= static_cast<int>(C::kernel(d));
+    own /= of_dimension;
+    t /= count;
+  }
+  return tap;
 }
 
 // By a warp: whether a stage of a ring that went round so often is free.
@@ -1901,24 +1986,6 @@ __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// A stage of a ring buffer, and the phase of its barrier.
-template <int Stages>
-struct Ring {
-  int stage = 0;
-  uint32 round = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == Stages) {
-      stage = 0;
-      round ^= 1u;
-    }
-  }
-  __device__ __forceinline__ void skip(int count) {
-    stage += count;
-    round ^= static_cast<uint32>(stage / Stages) & 1u;
-    stage %= Stages;
-  }
-};
-
 }  // namespace onepass::gemm
 
 // --------------------------------------------------------------------------------------------------
@@ -1930,11 +1997,9 @@ constexpr int converting_warps = 4;
 
 constexpr int mergers = 1;  // blocks without a tile, which merge moments
 
-template <class Conv, class TailOfBlock, class NumbersOfKernel>
-struct Layout {
-  using C = Conv;
-  using Tail = TailOfBlock;
-  using Numbers = NumbersOfKernel;
+// The pieces of the kernel are templates of this one type.
+template <class C, class Tail, class Numbers>
+struct Layout : KernelTypes<C, Tail, Numbers> {
   using Parameters = PingpongParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Input = typename Tail::Input;
@@ -2010,8 +2075,162 @@ struct Thread {
   __device__ __forceinline__ int first_row() const { return static_cast<int>(index % 128u / 32u * 16u); }
 };
 
+}  // namespace onepass::pingpong
+
 // --------------------------------------------------------------------------------------------------
-// The tensor map of x for the ping-pong kernel's bulk copies of boxes.
+// Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
+//   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
+// and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
+// that all fit in f16. Where they are split, the second part is the remainder of the first.
+
+namespace onepass {
+
+// A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
+// reads its weights once, to shared memory.
+template <class C, class Numbers, class ParametersOfKernel = GemmPackParameters>
+struct GemmPack {
+  using Parameters = ParametersOfKernel;
+  static constexpr int threads = 256;
+  static constexpr int warps = threads / 32;
+  static constexpr int channels = Numbers::pack_channels;
+  static constexpr int taps = Numbers::taps;
+  static constexpr int terms = C::in_channels * taps;
+  static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  static constexpr int rows = static_cast<int>(C::channels) * classes;  // as GemmGeometry has them
+  using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
+  static_assert(Rows::of_group % channels == 0);
+  using Weight = typename C::Weight;
+  using Operand = typename Numbers::Operand;
+  static constexpr int team = threads / channels;  // threads that measure a channel
+  static_assert(team % 32 == 0);
+
+  const Parameters& p;
+  unsigned char* staged;  // [channel][term]
+
+  // Where the weight of a term (input channel, tap of the row's class) lies.
+  static __device__ __forceinline__ int64 index(int row, int term) {
+    return Rows::group(row) * group_weights<C> + index_in_group(Rows::in_group(row), term);
+  }
+  static __device__ __forceinline__ int64 index_in_group(int row, int term) {
+    if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
+    const int c = term / taps;
+    const int o = row / classes;
+    const int tap = gemm::tap_of_class<C>(row - o * classes, term - c * taps);
+    return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
+  }
+
+  // Copies the weights of a channel and leaves the largest magnitude (NaN where there is one) and the sum of
+  // all; by `team` threads each.
+  __device__ __forceinline__ void measure(int first, float (&largest)[channels],
+                                          float (&sum)[channels]) const {
+    __shared__ uint32 of_warp[warps];
+    __shared__ float sum_of_warp[warps];
+    const int own = static_cast<int>(threadIdx.x) / team;
+    const int o = first + own;
+    float most = 0.0f, total = 0.0f;
+    if (Rows::exists(o)) {
+#pragma unroll 4
+      for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
+        const int64 from = index(o, i);
+        if constexpr (Numbers::pack_staged) {
+          using Word = ElementBits<Weight>;
+          reinterpret_cast<Word*>(staged)[own * terms + i] = static_cast<const Word*>(p.weights)[from];
+        }
+        const float w = fabsf(load_one<Weight>(p.weights, from));
+        most = w > most || w != w ? w : most;
+        total += w;
+      }
+    }
+    // Magnitudes in order are their bits in order, and NaN is beyond infinity.
+    const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
+    total = lanes_sum<32>(total);
+    if (threadIdx.x % 32 == 0) {
+      of_warp[threadIdx.x / 32] = bits;
+      sum_of_warp[threadIdx.x / 32] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < channels; ++k) {
+      uint32 all = 0;
+      sum[k] = 0.0f;
+      for (int i = k * warps / channels; i < (k + 1) * warps / channels; ++i) {
+        all = all > of_warp[i] ? all : of_warp[i];
+        sum[k] += sum_of_warp[i];
+      }
+      largest[k] = __uint_as_float(all);
+    }
+  }
+
+  __device__ __forceinline__ float weight(int o, int own, int term) const {
+    if constexpr (Numbers::pack_staged) return load_one<Weight>(staged, own * terms + term);
+    return load_one<Weight>(p.weights, index(o, term));
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int first = static_cast<int>(blockIdx.x) * channels;
+    float largest[channels], sum[channels], scale[channels];
+    measure(first, largest, sum);
+#pragma unroll
+    for (int k = 0; k < channels; ++k) {
+      scale[k] = 1.0f;
+      if (!Rows::exists(first + k)) continue;
+      const bool finite = largest[k] <= 3.4028235e38f;
+      if (Numbers::guards && finite && largest[k] > 0.0f)
+        scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
+      if (threadIdx.x == 0) {
+        p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
+        // Sums are positive: their bits are in order.
+        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
+        if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+      }
+    }
+    constexpr int eights = Numbers::chunks * taps * (Numbers::chunk_channels / 8);
+    for (int i = threadIdx.x; i < eights * channels; i += threads) {
+      // Output channels run fastest, for the stores; then taps.
+      const int own = i % channels;
+      const int o = first + own;
+      const int tap = i / channels % taps;
+      const int eight = i / channels / taps;  // of all input channels
+      float factor = scale[0];
+#pragma unroll
+      for (int k = 1; k < channels; ++k) factor = own == k ? scale[k] : factor;
+      float value[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const int c = eight * 8 + k;
+        value[k] = Rows::exists(o) && c < C::in_channels ? weight(o, own, c * taps + tap) * factor : 0.0f;
+      }
+      constexpr int eights_of_chunk = Numbers::chunk_channels / 8;
+      const int64 of_tap =
+          (static_cast<int64>(o / Numbers::tile_channels) * Numbers::chunks + eight / eights_of_chunk) *
+              taps +
+          tap;
+#pragma unroll
+      for (int part = 0; part < Numbers::parts; ++part) {
+        const int64 place = (of_tap * Numbers::parts + part) * eights_of_chunk + eight % eights_of_chunk;
+        uint32 word[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          word[k] = pack_operands<C, Operand>(value[2 * k], value[2 * k + 1]);
+          float first, second;
+          Operand::unpack(word[k], first, second);
+          value[2 * k] -= first;
+          value[2 * k + 1] -= second;
+        }
+        static_cast<uint4*>(p.packed)[place * Numbers::tile_channels + o % Numbers::tile_channels] =
+            uint4{word[0], word[1], word[2], word[3]};
+      }
+    }
+  }
+};
+
+}  // namespace onepass
+
+// --------------------------------------------------------------------------------------------------
+// The launch before the ping-pong kernel: packs weights and builds the tensor map of x for bulk copies of
+// boxes.
+
+namespace onepass::pingpong {
 
 // Dimensions of the map, innermost first: [x][channel][y][z][sample].
 template <class C, class Input, class Numbers>
@@ -2083,214 +2302,57 @@ struct TensorMap {
 #endif
 };
 
-}  // namespace onepass::pingpong
-
-// --------------------------------------------------------------------------------------------------
-// Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
-//   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
-// and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
-// that all fit in f16. Where they are split, the second part is the remainder of the first.
-
-namespace onepass {
-
-// A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
-// reads its weights once, to shared memory.
-template <class C, class Numbers, class Parameters = GemmPackParameters>
-struct GemmPack {
-  static constexpr int threads = 256;
-  static constexpr int warps = threads / 32;
-  static constexpr int channels = Numbers::pack_channels;
-  static constexpr int taps = Numbers::taps;
-  static constexpr int terms = C::in_channels * taps;
-  static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
-  static constexpr int rows = static_cast<int>(C::channels) * classes;  // as GemmGeometry has them
-  using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
-  static_assert(Rows::of_group % channels == 0);
-  using Weight = typename C::Weight;
-  using Operand = typename Numbers::Operand;
-  static constexpr int team = threads / channels;  // threads that measure a channel
-  static_assert(team % 32 == 0);
+template <class C, class Tail, class Numbers>
+struct Pack {
+  using Parameters = PingpongPackParameters;
 
   const Parameters& p;
-  unsigned char* staged;  // [channel][term]
-
-  // Where the weight of a term (input channel, tap of the row's class) lies.
-  static __device__ __forceinline__ int64 index(int row, int term) {
-    return Rows::group(row) * group_weights<C> + index_in_group(Rows::in_group(row), term);
-  }
-  static __device__ __forceinline__ int64 index_in_group(int row, int term) {
-    if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
-    const int c = term / taps;
-    const int o = row / classes;
-    int own = row - o * classes;
-    int rest = term - c * taps;
-    int tap = 0;
-    int step = 1;
-#pragma unroll
-    for (int d = 2; d >= 0; --d) {
-      const int count = static_cast<int>(C::count(d, 0));
-      const int of_dimension = static_cast<int>(C::classes(d));
-      tap += step * static_cast<int>(C::first(d, own % of_dimension) + rest % count * C::tap_step(d));
-      step *= static_cast<int>(C::kernel(d));
-      own /= of_dimension;
-      rest /= count;
-    }
-    return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
-  }
-
-  // Copies the weights of a channel and leaves the largest magnitude (NaN where there is one) and the sum of
-  // all; by `team` threads each.
-  __device__ __forceinline__ void measure(int first, float (&largest)[channels],
-                                          float (&sum)[channels]) const {
-    __shared__ uint32 of_warp[warps];
-    __shared__ float sum_of_warp[warps];
-    const int own = static_cast<int>(threadIdx.x) / team;
-    const int o = first + own;
-    float most = 0.0f, total = 0.0f;
-    if (Rows::exists(o)) {
-#pragma unroll 4
-      for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
-        const int64 from = index(o, i);
-        if constexpr (Numbers::pack_staged) {
-          using Word = typename gemm::Word<Weight::bytes>::Type;
-          reinterpret_cast<Word*>(staged)[own * terms + i] = static_cast<const Word*>(p.weights)[from];
-        }
-        const float w = fabsf(load_one<Weight>(p.weights, from));
-        most = w > most || w != w ? w : most;
-        total += w;
-      }
-    }
-    // Magnitudes in order are their bits in order, and NaN is beyond infinity.
-    const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
-    total = lanes_sum<32>(total);
-    if (threadIdx.x % 32 == 0) {
-      of_warp[threadIdx.x / 32] = bits;
-      sum_of_warp[threadIdx.x / 32] = total;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < channels; ++k) {
-      uint32 all = 0;
-      sum[k] = 0.0f;
-      for (int i = k * warps / channels; i < (k + 1) * warps / channels; ++i) {
-        all = all > of_warp[i] ? all : of_warp[i];
-        sum[k] += sum_of_warp[i];
-      }
-      largest[k] = __uint_as_float(all);
-    }
-  }
-
-  __device__ __forceinline__ float weight(int o, int own, int term) const {
-    if constexpr (Numbers::pack_staged) return load_one<Weight>(staged, own * terms + term);
-    return load_one<Weight>(p.weights, index(o, term));
-  }
+  unsigned char* staged;  // weights
 
   __device__ __forceinline__ void run() const {
-    const int first = static_cast<int>(blockIdx.x) * channels;
-    float largest[channels], sum[channels], scale[channels];
-    measure(first, largest, sum);
-#pragma unroll
-    for (int k = 0; k < channels; ++k) {
-      scale[k] = 1.0f;
-      if (!Rows::exists(first + k)) continue;
-      const bool finite = largest[k] <= 3.4028235e38f;
-      if (Numbers::guards && finite && largest[k] > 0.0f) {
-        // To [2^13, 2^14), as far as the scale and its inverse are normal numbers.
-        int exponent = 13 - (static_cast<int>(__float_as_uint(largest[k]) >> 23) - 127);
-        exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
-        scale[k] = __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
-      }
-      if (threadIdx.x == 0) {
-        p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
-        // Sums are positive: their bits are in order.
-        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
-        if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
-      }
-    }
-    constexpr int eights = Numbers::chunks * taps * (Numbers::chunk_channels / 8);
-    for (int i = threadIdx.x; i < eights * channels; i += threads) {
-      // Output channels run fastest, for the stores; then taps.
-      const int own = i % channels;
-      const int o = first + own;
-      const int tap = i / channels % taps;
-      const int eight = i / channels / taps;  // of all input channels
-      float factor = scale[0];
-#pragma unroll
-      for (int k = 1; k < channels; ++k) factor = own == k ? scale[k] : factor;
-      float value[8];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int c = eight * 8 + k;
-        value[k] = Rows::exists(o) && c < C::in_channels ? weight(o, own, c * taps + tap) * factor : 0.0f;
-      }
-      constexpr int eights_of_chunk = Numbers::chunk_channels / 8;
-      const int64 of_tap =
-          (static_cast<int64>(o / Numbers::tile_channels) * Numbers::chunks + eight / eights_of_chunk) *
-              taps +
-          tap;
-#pragma unroll
-      for (int part = 0; part < Numbers::parts; ++part) {
-        const int64 place = (of_tap * Numbers::parts + part) * eights_of_chunk + eight % eights_of_chunk;
-        uint32 word[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          word[k] = pack_operands<C, Operand>(value[2 * k], value[2 * k + 1]);
-          float first, second;
-          Operand::unpack(word[k], first, second);
-          value[2 * k] -= first;
-          value[2 * k + 1] -= second;
-        }
-        static_cast<uint4*>(p.packed)[place * Numbers::tile_channels + o % Numbers::tile_channels] =
-            uint4{word[0], word[1], word[2], word[3]};
-      }
-    }
+    GemmPack<C, Numbers, Parameters>{p, staged}.run();
+    if (blockIdx.x == 0 && threadIdx.x < 32) TensorMap<C, typename Tail::Input, Numbers>::build(p);
   }
 };
 
-}  // namespace onepass
-
 // --------------------------------------------------------------------------------------------------
 // Bands: rows of a tile's window that are staged and released together.
-
-namespace onepass::pingpong {
 
 // A warpgroup computes some rows of the box and reads only some rows of the window. The window is staged in
 // bands of rows with all channels, from the top. The next tile's first rows arrive when the first warpgroup
 // has multiplied; they do not wait for the last one.
 template <class L>
 struct Bands {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
-  static constexpr int rows = Numbers::band_copies * Numbers::copy_y;  // of a band
-  static constexpr int count = Numbers::bands;
-  static constexpr int last_row = (Numbers::box_z - 1) * Geometry::rows_of_plane + Numbers::box_y - 1;
+  static constexpr int rows = L::Numbers::band_copies * L::Numbers::copy_y;  // of a band
+  static constexpr int count = L::Numbers::bands;
+  static constexpr int last_row =
+      (L::Numbers::box_z - 1) * L::Geometry::rows_of_plane + L::Numbers::box_y - 1;
 
   // The first and the last row of the box that a warpgroup computes.
   static constexpr __device__ int first_of(int group) {
-    const int row = group * L::columns / Numbers::pitch;
+    const int row = group * L::columns / L::Numbers::pitch;
     return row < last_row ? row : last_row;
   }
   static constexpr __device__ int last_of(int group) {
-    const int row = ((group + 1) * L::columns - 1) / Numbers::pitch;
+    const int row = ((group + 1) * L::columns - 1) / L::Numbers::pitch;
     return row < last_row ? row : last_row;
   }
 
   // Taps by rows of the kernel, from the top of the window: the first tap of row i, and its depth in window
   // rows.
-  static constexpr int taps_of_row = static_cast<int>(C::count(2, 0));
-  static constexpr int tap_rows = Numbers::taps / taps_of_row;
+  static constexpr int taps_of_row = static_cast<int>(L::C::count(2, 0));
+  static constexpr int tap_rows = L::Numbers::taps / taps_of_row;
   static constexpr __device__ int tap_of(int d, int i) {
-    return C::delta(d) < 0 ? static_cast<int>(C::count(d, 0)) - 1 - i : i;
+    return L::C::delta(d) < 0 ? static_cast<int>(L::C::count(d, 0)) - 1 - i : i;
   }
   static constexpr __device__ int first_tap(int i) {
-    const int high = static_cast<int>(C::count(1, 0));
+    const int high = static_cast<int>(L::C::count(1, 0));
     return (tap_of(0, i / high) * high + tap_of(1, i % high)) * taps_of_row;
   }
   static constexpr __device__ int depth(int i) {
-    const int high = static_cast<int>(C::count(1, 0));
-    return (Geometry::offset(0, tap_of(0, i / high)) - Geometry::low(0)) * Geometry::rows_of_plane +
-           Geometry::offset(1, tap_of(1, i % high)) - Geometry::low(1);
+    const int high = static_cast<int>(L::C::count(1, 0));
+    return (L::Geometry::offset(0, tap_of(0, i / high)) - L::Geometry::low(0)) * L::Geometry::rows_of_plane +
+           L::Geometry::offset(1, tap_of(1, i % high)) - L::Geometry::low(1);
   }
 
   // The first and the last band that a warpgroup reads at a row of taps.
@@ -2304,9 +2366,9 @@ struct Bands {
     return count;
   }
   // Copies of eight channels. The last band may have fewer.
-  static constexpr int copies = 2 * Numbers::chunks * Numbers::band_copies;
+  static constexpr int copies = 2 * L::Numbers::chunks * L::Numbers::band_copies;
   static constexpr __device__ int copies_of(int band) {
-    const int left = 2 * Numbers::chunks * Numbers::copies - band * copies;
+    const int left = 2 * L::Numbers::chunks * L::Numbers::copies - band * copies;
     return left < copies ? left : copies;
   }
   static constexpr __device__ int least_copies() { return copies_of(count - 1); }
@@ -2317,48 +2379,49 @@ struct Bands {
 
 template <class L>
 struct alignas(128) Shared {
-  using Numbers = typename L::Numbers;
   static constexpr int groups = L::groups;
   static constexpr int warps = 4 * groups;
   // Slabs of a warp's 16 rows, rounded up to pairs.
   static constexpr int warp_slabs = (16 / L::group_rows + 1) & ~1;
-  static constexpr int raw_bytes = Numbers::copy_y * 8 * Numbers::raw_pitch * L::Input::bytes;
-  static constexpr int half_bytes = Numbers::window * 16;  // eight channels of a window
-  static constexpr int weight_bytes = Numbers::taps * 64 * 32;
+  static constexpr int raw_bytes = L::Numbers::copy_y * 8 * L::Numbers::raw_pitch * L::Input::bytes;
+  static constexpr int half_bytes = L::Numbers::window * 16;  // eight channels of a window
+  static constexpr int weight_bytes = L::Numbers::taps * 64 * 32;
   // Outputs of 16 bits are staged here by each warp: eight channels of a row of the box, or of 64 columns.
   // Pitches are in words and put neighbouring channels in different banks. Outputs of f32 are staged in
   // `held_words`, or stored directly.
   static constexpr int block_pitch = 16 * L::Output::bytes + 4;
-  static constexpr int row_pitch = Numbers::row_pitch;
-  static constexpr int staged_words = L::is_f32             ? 4
-                                      : Numbers::store_rows ? (8 * row_pitch + 6) / 4 * 4
-                                                            : 8 * block_pitch;
-  static_assert(L::is_f32 || !Numbers::store_rows || row_pitch >= Numbers::pitch / 2);
+  static constexpr int row_pitch = L::Numbers::row_pitch;
+  static constexpr int staged_words = L::is_f32                ? 4
+                                      : L::Numbers::store_rows ? (8 * row_pitch + 6) / 4 * 4
+                                                               : 8 * block_pitch;
+  static_assert(L::is_f32 || !L::Numbers::store_rows || row_pitch >= L::Numbers::pitch / 2);
 
-  alignas(128) unsigned char x[Numbers::chunks][2 * half_bytes];
-  alignas(128) unsigned char weights[Numbers::chunks][weight_bytes];
-  alignas(128) unsigned char raw[Numbers::raw_slots][(raw_bytes + 127) / 128 * 128];  // x as it is in memory
+  alignas(128) unsigned char x[L::Numbers::chunks][2 * half_bytes];
+  alignas(128) unsigned char weights[L::Numbers::chunks][weight_bytes];
+  alignas(
+      128) unsigned char raw[L::Numbers::raw_slots][(raw_bytes + 127) / 128 * 128];  // x as it is in memory
   alignas(16) uint32 staged[warps][staged_words];
   // The part of the held values that has no room in registers.
-  alignas(16) uint32 held_words[warps][Numbers::held_shared_words > 0 ? 32 * Numbers::held_shared_words : 4];
+  alignas(16) uint32
+      held_words[warps][L::Numbers::held_shared_words > 0 ? 32 * L::Numbers::held_shared_words : 4];
   // Rows of the box: offset of the row in a channel, pairs of outputs.
-  int2 rows[groups * ((L::columns + Numbers::pitch - 1) / Numbers::pitch)];
-  alignas(8) int column_offsets[Numbers::store_rows ? 2 : groups * L::columns];
+  int2 rows[groups * ((L::columns + L::Numbers::pitch - 1) / L::Numbers::pitch)];
+  alignas(8) int column_offsets[L::Numbers::store_rows ? 2 : groups * L::columns];
   float2 held_scales[2][groups][L::slabs];           // of held values: the mean taken off, the unit
   alignas(16) uint64 statistics[warps][warp_slabs];  // prefetched statistics of each warp's slabs
   float2 elements[warps];  // 1 / elements of a slab in a warp's columns; 1 if the warp's box is whole
   // Bias, the norm's weight and bias, the scale of sums. A load from memory would stall each tile.
   float4 channels[64];
-  uint64 x_full[Numbers::bands];
-  uint64 x_empty[Numbers::bands];
+  uint64 x_full[L::Numbers::bands];
+  uint64 x_empty[L::Numbers::bands];
   uint64 weights_full;
-  uint64 raw_full[Numbers::raw_slots];
+  uint64 raw_full[L::Numbers::raw_slots];
   uint64 turn[groups];
 
   // Offsets of the tile's positions in a channel, -1 where there is no output. Kernels that store rows need
   // them only until `rows` and the masks are made; until then they lie where outputs are staged.
   __device__ __forceinline__ int* offsets() {
-    if constexpr (Numbers::store_rows) {
+    if constexpr (L::Numbers::store_rows) {
       static_assert((L::is_f32 ? sizeof(held_words) : sizeof(staged)) >= sizeof(int) * groups * L::columns);
       return L::is_f32 ? reinterpret_cast<int*>(held_words) : reinterpret_cast<int*>(staged);
     } else {
@@ -2372,8 +2435,6 @@ struct alignas(128) Shared {
 
 template <class L>
 struct Mainloop {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
   static constexpr int sums = L::sums;
 
   Shared<L>& s;
@@ -2409,12 +2470,12 @@ struct Mainloop {
       for (; arrived <= Bands<L>::last_band(own, i); ++arrived) barrier::wait(&s.x_full[arrived], round);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-      for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
+      for (int chunk = 0; chunk < L::Numbers::chunks; ++chunk) {
 #pragma unroll
         for (int t = Bands<L>::first_tap(i); t < Bands<L>::first_tap(i) + Bands<L>::taps_of_row; ++t) {
-          Numbers::Product::run(
+          L::Numbers::Product::run(
               d, descriptor(weights_begin, chunk * Shared<L>::weight_bytes + t * 64 * 32),
-              descriptor(x_begin, chunk * 2 * Shared<L>::half_bytes + Geometry::tap_shift(t) * 16),
+              descriptor(x_begin, chunk * 2 * Shared<L>::half_bytes + L::Geometry::tap_shift(t) * 16),
               adds || i + chunk > 0 || t > Bands<L>::first_tap(0) ? 1 : 0);
         }
       }
@@ -2486,8 +2547,6 @@ struct Doubled<pointwise::gelu_stage<16>, Bytes> {
 // behind the stores of outputs. The warps that poll have nothing else to do.
 template <class L>
 struct Exchange {
-  using Tail = typename L::Tail;
-  static constexpr int slabs = L::slabs;
   static constexpr int parts = L::position_tiles * L::groups;  // of a slab
   static constexpr int pairs = (parts + 1) / 2;                // parts are read by pairs
 
@@ -2545,11 +2604,11 @@ struct Exchange {
         counts[i][e] -= 1.0f;
       }
     }
-    const int64 all = p.batch * slabs;
+    const int64 all = p.batch * L::slabs;
 #pragma unroll 1
     for (int64 i = threadIdx.x / team; i < all; i += blockDim.x / team) {
-      const int64 n = i / slabs;
-      merge(n, static_cast<uint32>(i - n * slabs), lane, mask, counts);
+      const int64 n = i / L::slabs;
+      merge(n, static_cast<uint32>(i - n * L::slabs), lane, mask, counts);
     }
   }
 
@@ -2573,10 +2632,10 @@ struct Exchange {
   // The parts of a slab: mean and M2. Behind the parts of all samples come the results: the mean of each slab
   // and the norm's factor.
   __device__ __forceinline__ uint64* part(int64 n, uint32 slab) const {
-    return p.parts + (n * slabs + slab) * (2 * pairs);
+    return p.parts + (n * L::slabs + slab) * (2 * pairs);
   }
   __device__ __forceinline__ uint64* result(int64 n, uint32 slab) const {
-    return part(p.batch, 0) + n * ((slabs + 1) / 2 * 2) + slab;
+    return part(p.batch, 0) + n * ((L::slabs + 1) / 2 * 2) + slab;
   }
 
   // The largest magnitudes that the converting warps of a tile saw.
@@ -2602,7 +2661,7 @@ struct Exchange {
   // at most sqrt(parts) deviations from the mean of all.
   __device__ __forceinline__ void merge(int64 n, uint32 slab, int lane, uint32 mask,
                                         const float (&counts)[of_lane][2]) const {
-    constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+    constexpr float elements = static_cast<float>(L::Tail::group_channels * L::Tail::spatial);
     const uint64* const from = part(n, slab) + 2 * lane;
     uint64 two[of_lane][2];
 #pragma unroll
@@ -2646,18 +2705,18 @@ struct Exchange {
     }
     sum = add_lanes(sum, mask) * (1.0f / elements);
     square = add_lanes(square, mask) * (1.0f / elements);
-    constexpr float times = Doubled<typename Tail::Before::Only, L::Output::bytes>::exists ? 2.0f : 1.0f;
+    constexpr float times = Doubled<typename L::Tail::Before::Only, L::Output::bytes>::exists ? 2.0f : 1.0f;
     const float variance = fmaf(-sum, sum, square);  // NaN stays NaN
     const float2 all{origin + sum,
-                     inverse_root(fmaf(times * times, Tail::eps, variance < 0.0f ? 0.0f : variance))};
+                     inverse_root(fmaf(times * times, L::Tail::eps, variance < 0.0f ? 0.0f : variance))};
     // Where all values are equal, the means of parts differ only by rounding. The norm's factor is then 0 and
     // the result is exactly its bias.
     const float least = all.x * 0x1p-19f;
-    is_flat = __all_sync(mask, is_flat) && variance <= least * least && Tail::eps > 0.0f &&
+    is_flat = __all_sync(mask, is_flat) && variance <= least * least && L::Tail::eps > 0.0f &&
               (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // below, squares may have underflowed
     if (lane == 0) {
       publish(result(n, slab), encode(all.x, is_flat ? 0.0f : all.y));
-      float* const to = p.statistics + 2 * (n * slabs + slab);
+      float* const to = p.statistics + 2 * (n * L::slabs + slab);
       to[0] = all.x / times;
       to[1] = all.y * times;
     }
@@ -2700,9 +2759,9 @@ struct Exchange {
       const uint32 other = __shfl_xor_sync(mask, most, offset);
       most = other > most ? other : most;
     }
-    for (int i = lane; i < Tail::group_channels; i += team) {
-      const float weight = Tail::weight(p, static_cast<int>(slab) * Tail::group_channels + i);
-      gemm::judge<Tail, typename L::Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
+    for (int i = lane; i < L::Tail::group_channels; i += team) {
+      const float weight = L::Tail::weight(p, static_cast<int>(slab) * L::Tail::group_channels + i);
+      gemm::judge<typename L::Tail, typename L::Numbers>(p, n, __uint_as_float(most), fabsf(weight * scale));
     }
   }
 };
@@ -2779,7 +2838,7 @@ struct HeldInt20 {
 // 2 * j + h is pair j of row h.
 template <class L>
 struct Hold {
-  using Format = typename gemm::If<L::is_f32, HeldInt20, HeldF16>::Type;
+  using Format = conditional<L::is_f32, HeldInt20, HeldF16>;
   static constexpr int words = Format::words(L::sums);
   static constexpr int in_registers = words - L::Numbers::held_shared_words;
   static_assert(in_registers > 0);
@@ -2820,13 +2879,11 @@ struct Hold {
 // Which columns of a tile have an output in a whole box (one that the output does not cut off).
 template <class L>
 struct WholeBox {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
   static constexpr __device__ bool has(int i) {
-    const int y = i / Numbers::pitch;
-    const int z = y / Geometry::rows_of_plane;
-    return i % Numbers::pitch < Numbers::box_x && y - z * Geometry::rows_of_plane < Numbers::box_y &&
-           z < Numbers::box_z;
+    const int y = i / L::Numbers::pitch;
+    const int z = y / L::Geometry::rows_of_plane;
+    return i % L::Numbers::pitch < L::Numbers::box_x &&
+           y - z * L::Geometry::rows_of_plane < L::Numbers::box_y && z < L::Numbers::box_z;
   }
   // A bit for each eight columns of a warpgroup; set where a column has no output in some warpgroup.
   static constexpr __device__ uint64 gaps() {
@@ -2840,7 +2897,6 @@ struct WholeBox {
 
 template <class L>
 struct TileMoments {
-  using Numbers = typename L::Numbers;
   using Before = typename L::Tail::Before;
   using DoubledChain = Doubled<typename Before::Only, L::Output::bytes>;
   using Box = WholeBox<L>;
@@ -2894,11 +2950,11 @@ struct TileMoments {
   }
   // Reloads the bits at each use: the compiler would otherwise keep a predicate for each column in registers.
   // Kernels that store rows keep no mask; they compute it from the rows' lengths.
-  static constexpr bool keeps_mask = !Numbers::store_rows;
+  static constexpr bool keeps_mask = !L::Numbers::store_rows;
   __device__ __forceinline__ Mask reload(const Mask& mask) const {
     Mask asked = mask;
     if constexpr (!keeps_mask) {
-      constexpr int row_pairs = Numbers::pitch / 8;
+      constexpr int row_pairs = L::Numbers::pitch / 8;
       asked = Mask{};
 #pragma unroll
       for (int r = 0; r < pairs / row_pairs; ++r) {
@@ -2963,17 +3019,17 @@ struct TileMoments {
   };
   // Whether sum i has an output in a whole box. The compiler knows it for most columns. Where warpgroups have
   // whole rows, the lane decides.
-  static constexpr bool by_lane =
-      Numbers::store_rows && Numbers::box_z == 1 && L::groups * columns == Numbers::box_y * Numbers::pitch;
+  static constexpr bool by_lane = L::Numbers::store_rows && L::Numbers::box_z == 1 &&
+                                  L::groups * columns == L::Numbers::box_y * L::Numbers::pitch;
   __device__ __forceinline__ bool is_inside(const Mask& mask, int i) const {
     if ((gaps >> (i / 4) & 1u) == 0) return true;
     if constexpr (by_lane)
-      return i / 4 % (Numbers::pitch / 8) * 8 + thread.lane % 4 * 2 + i % 2 < Numbers::box_x;
+      return i / 4 % (L::Numbers::pitch / 8) * 8 + thread.lane % 4 * 2 + i % 2 < L::Numbers::box_x;
     return mask.has(i / 4, i % 2);
   }
 
   // Accumulators start from the bias. Sums of f32 operands are scaled, and get their bias with the scale.
-  static constexpr bool scales = Numbers::guards;
+  static constexpr bool scales = L::Numbers::guards;
   static constexpr bool bias_first = !scales;
   __device__ __forceinline__ void begin(float (&d)[sums]) const {
     float bias[2];
@@ -3088,40 +3144,62 @@ struct TileMoments {
 };
 
 // --------------------------------------------------------------------------------------------------
+// Where the positions of a copied row of x go in the window of the ping-pong kernel.
+
+// Copies begin at vectors of x, windows anywhere: the first and last of a row's `positions` may lie outside
+// the window. A lane has every 32nd position, one in each step.
+template <class L, int positions>
+struct WindowRow {
+  static constexpr int steps = (positions + 31) / 32;
+
+  uint32 to;          // where the lane's first position goes in the window, in bytes
+  uint32 inside = 0;  // a bit for each step: whether the lane's position is in the window
+
+  // Where a tile's window begins in a row of x, rounded down to a vector.
+  static __device__ __forceinline__ int first_of(const typename L::Geometry::Box& box) {
+    constexpr int vector = 16 / L::Input::bytes;
+    return (box.first[2] + L::Geometry::low(2)) & ~(vector - 1);
+  }
+
+  explicit __device__ __forceinline__ WindowRow(int tile) {
+    const typename L::Geometry::Box box(tile);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first = lane - (box.first[2] + L::Geometry::low(2) - first_of(box));
+    to = static_cast<uint32>(first * 16);
+#pragma unroll
+    for (int k = 0; k < steps; ++k) {
+      const bool has = 32 * k + lane < positions && first + 32 * k >= 0 && first + 32 * k < L::Numbers::pitch;
+      inside |= static_cast<uint32>(has) << k;
+    }
+  }
+
+  // Whether the lane's position of a step is in the window. In a step between others all lanes are, wherever
+  // the row begins.
+  __device__ __forceinline__ bool has(int k) const {
+    return (k > 0 && 32 * k + 31 < L::Numbers::pitch) || (inside >> k & 1u) != 0;
+  }
+  // From the lane's first position to that of a step of a copied row, in bytes.
+  static constexpr __device__ uint32 distance(int row, int k) {
+    return static_cast<uint32>((row * L::Numbers::pitch + k * 32) * 16);
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
 // Rounds f32 x to f16 on its way to the window, and keeps its largest magnitude.
 
 // As Transpose: a copy left [row][eight channels][raw_pitch]. A lane has one position. It loads the eight
 // channels one by one and stores them at once.
 template <class L>
 struct Round {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
-  static constexpr int vector = 4;
   static_assert(L::Input::bytes == 4);
   // A step is 32 positions of a row.
-  static constexpr int row_steps = (Numbers::raw_pitch + 31) / 32;
-  static constexpr int steps = Numbers::copy_y * row_steps;
+  using Row = WindowRow<L, L::Numbers::raw_pitch>;
+  static constexpr int steps = L::Numbers::copy_y * Row::steps;
 
-  uint32 to;             // where the lane's first position goes in the window, in bytes
-  uint32 inside = 0;     // a bit for each step of a row: whether the lane's position is in the window
+  const Row window;
   float largest = 0.0f;  // magnitude of a tile's elements; NaN where there is one
 
-  static __device__ __forceinline__ int first_of(const typename Geometry::Box& box) {
-    return (box.first[2] + Geometry::low(2)) & ~(vector - 1);
-  }
-
-  explicit __device__ __forceinline__ Round(int tile) {
-    const typename Geometry::Box box(tile);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int first = lane - (box.first[2] + Geometry::low(2) - first_of(box));
-    to = static_cast<uint32>(first * 16);
-#pragma unroll
-    for (int k = 0; k < row_steps; ++k) {
-      const bool has =
-          32 * k + lane < Numbers::raw_pitch && first + 32 * k >= 0 && first + 32 * k < Numbers::pitch;
-      inside |= static_cast<uint32>(has) << k;
-    }
-  }
+  explicit __device__ __forceinline__ Round(int tile) : window(tile) {}
 
   struct Words {
     uint32 value[steps][4];
@@ -3132,17 +3210,17 @@ struct Round {
     const uint32 own = raw + 4 * lane;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int row = i / row_steps;
-      const int k = i - row * row_steps;
+      const int row = i / Row::steps;
+      const int k = i - row * Row::steps;
       const bool has =
-          32 * k + 31 < Numbers::raw_pitch || 32 * k + static_cast<int>(lane) < Numbers::raw_pitch;
+          32 * k + 31 < L::Numbers::raw_pitch || 32 * k + static_cast<int>(lane) < L::Numbers::raw_pitch;
       const uint32 from = has ? own + 128 * k : own;
       float x[8];
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         asm volatile("ld.shared.f32 %0, [%1];"
                      : "=f"(x[c])
-                     : "r"(from + static_cast<uint32>((row * 8 + c) * Numbers::raw_pitch * 4))
+                     : "r"(from + static_cast<uint32>((row * 8 + c) * L::Numbers::raw_pitch * 4))
                      : "memory");
       }
 #pragma unroll
@@ -3158,15 +3236,14 @@ struct Round {
   }
   // To the window that begins at x, `shift` bytes on.
   __device__ __forceinline__ void store(const Words& words, uint32 x, uint32 shift) const {
-    const uint32 begin = x + shift + to;
+    const uint32 begin = x + shift + window.to;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int row = i / row_steps;
-      const int k = i - row * row_steps;
+      const int row = i / Row::steps;
+      const int k = i - row * Row::steps;
       const uint32(&word)[4] = words.value[i];
-      if (is_inside(k) || (inside >> k & 1u) != 0) {
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                         begin + static_cast<uint32>((row * Numbers::pitch + k * 32) * 16)),
+      if (window.has(k)) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(begin + Row::distance(row, k)),
                      "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                      : "memory");
       }
@@ -3180,10 +3257,6 @@ struct Round {
     largest = 0.0f;
     return bits;
   }
-
- private:
-  // Whether all lanes of this step are in the window, wherever the row begins.
-  static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
 // --------------------------------------------------------------------------------------------------
@@ -3192,40 +3265,17 @@ struct Round {
 // A copy left [row][eight channels][raw_pitch]; the window is [eight channels][position][8].
 template <class L>
 struct Transpose {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
-  static constexpr int vector = 8;
-  static_assert(L::Input::bytes == 2);
+  static_assert(L::Input::bytes == 2 && L::Numbers::window <= 1 << 16);
   // A step is four vectors of eight channels of a row: four 8 x 8 matrices.
-  static constexpr int row_steps = (Numbers::raw_vectors + 3) / 4;
-  static constexpr int steps = Numbers::copy_y * row_steps;
-  static_assert(Numbers::window <= 1 << 16);
+  using Row = WindowRow<L, 8 * L::Numbers::raw_vectors>;
+  static constexpr int steps = L::Numbers::copy_y * Row::steps;
 
-  // Of the first step, in bytes: where this lane's matrix row lies in a copy, and where it goes in the
-  // window. Other steps are at constant distances.
-  uint32 from;
-  uint32 to;
-  uint32 inside = 0;  // a bit for each step of a row: whether the lane's position is in the window
+  const Row window;
+  uint32 from;  // of the first step: where this lane's matrix row lies in a copy, in bytes
 
-  // Where a tile's window begins in a row of x, rounded down to a vector.
-  static __device__ __forceinline__ int first_of(const typename Geometry::Box& box) {
-    return (box.first[2] + Geometry::low(2)) & ~(vector - 1);
-  }
-
-  // Copies begin at vectors of x, windows anywhere. The first and last positions of a copied row may lie
-  // outside the window; they go to eight spare positions behind it.
-  explicit __device__ __forceinline__ Transpose(int tile) {
-    const typename Geometry::Box box(tile);
+  explicit __device__ __forceinline__ Transpose(int tile) : window(tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int first = lane - (box.first[2] + Geometry::low(2) - first_of(box));
-    from = static_cast<uint32>(lane % 8 * Numbers::raw_pitch + lane / 8 * vector) * 2u;
-    to = static_cast<uint32>(first * 16);
-#pragma unroll
-    for (int k = 0; k < row_steps; ++k) {
-      const bool has =
-          4 * k + lane / 8 < Numbers::raw_vectors && first + 32 * k >= 0 && first + 32 * k < Numbers::pitch;
-      inside |= static_cast<uint32>(has) << k;
-    }
+    from = static_cast<uint32>(lane % 8 * L::Numbers::raw_pitch + lane / 8 * 8) * 2u;
   }
 
   // Eight channels of a copy's rows.
@@ -3235,36 +3285,32 @@ struct Transpose {
   __device__ __forceinline__ void load(uint32 raw, Words& to) const {
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int row = i / row_steps;
+      const int row = i / Row::steps;
       uint32(&word)[4] = to.value[i];
-      asm volatile(
-          "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-          : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-          : "r"(raw + from + static_cast<uint32>(row * 16 * Numbers::raw_pitch + (i - row * row_steps) * 64))
-          : "memory");
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                   : "r"(raw + from +
+                         static_cast<uint32>(row * 16 * L::Numbers::raw_pitch + (i - row * Row::steps) * 64))
+                   : "memory");
     }
   }
-  // To the window that begins at x, `shift` bytes on.
+  // To the window that begins at x, `shift` bytes on. Positions outside the window go to eight spare ones
+  // behind it.
   __device__ __forceinline__ void store(const Words& words, uint32 x, uint32 shift) const {
-    const uint32 begin = x + shift + to;
+    constexpr uint32 spare = (L::Numbers::window - 8) * 16;
+    const uint32 begin = x + shift + window.to;
     const uint32 beside = x + spare + threadIdx.x % 8 * 16;
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int row = i / row_steps;
-      const int k = i - row * row_steps;
-      const uint32 own = begin + static_cast<uint32>((row * Numbers::pitch + k * 32) * 16);
+      const int row = i / Row::steps;
+      const int k = i - row * Row::steps;
       const uint32(&word)[4] = words.value[i];
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       is_inside(k) || (inside >> k & 1u) != 0 ? own : beside),
+                       window.has(k) ? begin + Row::distance(row, k) : beside),
                    "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                    : "memory");
     }
   }
-
- private:
-  static constexpr uint32 spare = (Numbers::window - 8) * 16;
-  // Whether all lanes of this step are in the window, wherever the row begins.
-  static constexpr __device__ bool is_inside(int k) { return k > 0 && 32 * k + 31 < Numbers::pitch; }
 };
 
 // --------------------------------------------------------------------------------------------------
@@ -3274,10 +3320,9 @@ struct Transpose {
 // has every fourth copy and stages of its own for them.
 template <class L>
 struct CopyCursor {
-  using Numbers = typename L::Numbers;
-  static constexpr uint32 row_copies = 2 * Numbers::chunks;  // of all channels
-  static constexpr uint32 tile_copies = Numbers::copies * row_copies;
-  static constexpr uint32 warp_slots = Numbers::raw_slots / converting_warps;
+  static constexpr uint32 row_copies = 2 * L::Numbers::chunks;  // of all channels
+  static constexpr uint32 tile_copies = L::Numbers::copies * row_copies;
+  static constexpr uint32 warp_slots = L::Numbers::raw_slots / converting_warps;
   // A warp that skipped a band in one tile would mistake the phase of the band's barrier. So each warp has
   // copies of every tile, and of a band in every tile or in none.
   static_assert(tile_copies >= converting_warps);
@@ -3286,7 +3331,7 @@ struct CopyCursor {
   // Reduces an index that may lie in the next tile or a later one; `next` is called for each tile passed.
   template <class Next>
   static __device__ __forceinline__ void to_tile(uint32& index, Next&& next) {
-    if constexpr (tile_copies >= Numbers::raw_slots) {
+    if constexpr (tile_copies >= L::Numbers::raw_slots) {
       if (index >= tile_copies) {
         index -= tile_copies;
         next();
@@ -3326,16 +3371,14 @@ struct CopyCursor {
 // A converting warp.
 template <class L>
 struct Source {
-  using Numbers = typename L::Numbers;
-  using Geometry = typename L::Geometry;
   static constexpr bool rounds = L::Input::bytes == 4;
-  using Conversion = typename gemm::If<rounds, Round<L>, Transpose<L>>::Type;
+  using Conversion = conditional<rounds, Round<L>, Transpose<L>>;
   using Cursor = CopyCursor<L>;
 
   const typename L::Parameters& p;
   Shared<L>& s;
   const int tile = L::tile_of_block();
-  const typename Geometry::Box box{tile};
+  const typename L::Geometry::Box box{tile};
   const bool is_leader = is_elected();
   const uint64 policy = cache_policy();
 
@@ -3358,17 +3401,17 @@ struct Source {
     Cursor::to_tile(index, [&] { n += L::samples(); });
     const uint32 number = index / Cursor::row_copies;
     const uint32 eight = index - number * Cursor::row_copies;
-    const uint32 row = number * Numbers::copy_y;
-    const uint32 z = Numbers::window_z == 1 ? 0 : row / Numbers::window_y;
+    const uint32 row = number * L::Numbers::copy_y;
+    const uint32 z = L::Numbers::window_z == 1 ? 0 : row / L::Numbers::window_y;
     if (n < static_cast<int>(p.batch) && is_leader) {
       barrier::expect(&s.raw_full[slot], Shared<L>::raw_bytes);
       asm volatile(
           "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(barrier::shared_address(s.raw[slot])),
-          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Conversion::first_of(box)),
+          "l"(p.map), "r"(barrier::shared_address(&s.raw_full[slot])), "r"(Conversion::Row::first_of(box)),
           "r"(eight * 8),
-          "r"(box.first[1] + Geometry::low(1) + static_cast<int>(row - z * Numbers::window_y)),
-          "r"(box.first[0] + Geometry::low(0) + static_cast<int>(z)), "r"(n), "l"(policy)
+          "r"(box.first[1] + L::Geometry::low(1) + static_cast<int>(row - z * L::Numbers::window_y)),
+          "r"(box.first[0] + L::Geometry::low(0) + static_cast<int>(z)), "r"(n), "l"(policy)
           : "memory");
     }
   }
@@ -3376,9 +3419,9 @@ struct Source {
   // By one thread: all weights, once.
   __device__ __forceinline__ void send_weights() const {
     constexpr int bytes = Shared<L>::weight_bytes;
-    barrier::expect(&s.weights_full, Numbers::chunks * bytes);
+    barrier::expect(&s.weights_full, L::Numbers::chunks * bytes);
 #pragma unroll 1
-    for (int i = 0; i < Numbers::chunks; ++i)
+    for (int i = 0; i < L::Numbers::chunks; ++i)
       barrier::copy(s.weights[i], static_cast<const unsigned char*>(p.packed) + i * bytes, bytes,
                     &s.weights_full);
   }
@@ -3408,11 +3451,11 @@ struct Source {
       conversion.load(barrier::shared_address(s.raw[slot]), words);
       if (is_new) barrier::wait_asleep(&s.x_empty[band], own.round ^ 1u);
       conversion.store(words, barrier::shared_address(s.x) + eight * Shared<L>::half_bytes,
-                       number * (Numbers::copy_y * Numbers::pitch * 16));
+                       number * (L::Numbers::copy_y * L::Numbers::pitch * 16));
       // The stores above depend on the loads, so the stage is free. Only a rounded step that no lane stores
       // has no such dependence; the barrier is for it.
       __syncwarp();
-      send(own.n, own.index + Numbers::raw_slots, slot);
+      send(own.n, own.index + L::Numbers::raw_slots, slot);
       // After the warp's last copy of the band its stores are released to wgmma.
       is_new = copy.index / Bands<L>::copies != band || copy.n != own.n;
       if (is_new) {
@@ -3500,6 +3543,16 @@ struct Norm {
   }
 };
 
+// What a thread stores of a tile: held values, and the norm that they wait for.
+template <class L>
+struct HeldTile {
+  const typename L::Parameters& p;
+  Shared<L>& s;
+  const Thread& thread;
+  const Norm<L> norm{p, s, thread};
+  const Hold<L> hold{s, thread};
+};
+
 // Whether two neighbouring columns are always side by side in the output, or both outside of it.
 template <class L>
 constexpr bool pairs_fit = L::Numbers::box_x % 2 == 0 && L::Numbers::pitch % 2 == 0 &&
@@ -3519,49 +3572,35 @@ struct Pieces {
 // --------------------------------------------------------------------------------------------------
 // Stores 16-bit outputs of the ping-pong kernel through shared memory, so that a warp writes whole lines.
 
-// Makes outputs from held pairs of f16.
-template <class L>
-struct PieceMaker {
-  using Held = typename Hold<L>::Registers;
-
-  const Norm<L> norm;
-  const Hold<L> hold;
-
-  // The thread's pairs of a piece, in its row h.
-  template <int run>
-  __device__ __forceinline__ void make(int h, int64 n, const Held& held, const Affine& affine,
-                                       uint32 (&to)[Pieces<L>::pairs_of(run)]) const {
-    constexpr int count = Pieces<L>::pairs_of(run);
-    const auto channel = norm.channel_values(n, h);
-    // All words are read before the first output is staged: the compiler cannot prove that they do not alias.
-    uint32 words[count];
+// Makes outputs from held pairs of f16: the thread's pairs of a piece, in its row h.
+template <int run, class L>
+__device__ __forceinline__ void make_piece(const HeldTile<L>& tile, int h, int64 n,
+                                           const typename Hold<L>::Registers& held, const Affine& affine,
+                                           uint32 (&to)[Pieces<L>::pairs_of(run)]) {
+  constexpr int count = Pieces<L>::pairs_of(run);
+  const auto channel = tile.norm.channel_values(n, h);
+  // All words are read before the first output is staged: the compiler cannot prove that they do not alias.
+  uint32 words[count];
 #pragma unroll
-    for (int k = 0; k < count; ++k) words[k] = hold.word(2 * (run * Pieces<L>::pairs + k) + h, held);
+  for (int k = 0; k < count; ++k) words[k] = tile.hold.word(2 * (run * Pieces<L>::pairs + k) + h, held);
 #pragma unroll
-    for (int k = 0; k < count; ++k) {
-      float two[2];
-      f16::unpack(words[k], two[0], two[1]);
+  for (int k = 0; k < count; ++k) {
+    float two[2];
+    f16::unpack(words[k], two[0], two[1]);
 #pragma unroll
-      for (float& value : two) value = Norm<L>::value(value, affine, h, channel);
-      to[k] = L::Output::pack(two[0], two[1]);
-    }
+    for (float& value : two) value = Norm<L>::value(value, affine, h, channel);
+    to[k] = L::Output::pack(two[0], two[1]);
   }
-};
+}
 
 // Any columns: eight channels of 64 columns at a time, by a table of their offsets.
 template <class L>
 struct StoreColumns16 {
-  using C = typename L::C;
-  using Output = typename L::Output;
   using Held = typename Hold<L>::Registers;
 
-  const typename L::Parameters& p;
-  Shared<L>& s;
-  const Thread& thread;
-  const PieceMaker<L> pieces{{p, s, thread}, {s, thread}};
+  const HeldTile<L> tile;
 
-  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
-    const Affine affine = pieces.norm.wait(tile, n);
+  __device__ __forceinline__ void run(int64 n, const Held& held, const Affine& affine) const {
     put_from<0>(n, held, affine);
   }
 
@@ -3577,26 +3616,26 @@ struct StoreColumns16 {
   template <int run>
   __device__ __forceinline__ void put_block(int64 n, const Held& held, const Affine& affine) const {
     constexpr int pitch = Shared<L>::block_pitch;
-    constexpr int64 row_bytes = C::stride(1) * Output::bytes;
-    const int lane = thread.lane;
-    uint32* const stage = s.staged[thread.warp];
-    const int first_row = thread.first_row();
+    constexpr int64 row_bytes = L::C::stride(1) * L::Output::bytes;
+    const int lane = tile.thread.lane;
+    uint32* const stage = tile.s.staged[tile.thread.warp];
+    const int first_row = tile.thread.first_row();
     constexpr int first = run * Pieces<L>::pairs * 8;
     const bool has = first + 2 * lane < L::columns;
-    const int2 offsets = *reinterpret_cast<const int2*>(s.offsets() + thread.group * L::columns + first +
-                                                        (has ? 2 * lane : 0));
-    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(p.output) % 4 == 0;
+    const int2 offsets = *reinterpret_cast<const int2*>(tile.s.offsets() + tile.thread.group * L::columns +
+                                                        first + (has ? 2 * lane : 0));
+    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(tile.p.output) % 4 == 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       uint32 piece[Pieces<L>::pairs_of(run)];
-      pieces.template make<run>(h, n, held, affine, piece);
+      make_piece<run>(tile, h, n, held, affine, piece);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < Pieces<L>::pairs_of(run); ++i)
         stage[lane / 4 * pitch + 4 * i + lane % 4] = piece[i];
       __syncwarp();
-      unsigned char* to = static_cast<unsigned char*>(p.output) + n * C::stride(0) * Output::bytes +
-                          (first_row + 8 * h) * row_bytes;
+      unsigned char* to = static_cast<unsigned char*>(tile.p.output) +
+                          n * L::C::stride(0) * L::Output::bytes + (first_row + 8 * h) * row_bytes;
 #pragma unroll 2
       for (int r = 0; r < 8; ++r) {
         if (!L::has_row(first_row + 8 * h + r)) break;
@@ -3623,32 +3662,24 @@ struct StoreColumns16 {
 // alignment: the stride of eight channels is a multiple of 16 bytes.
 template <class L>
 struct StoreRows16 {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Output = typename L::Output;
-  using Geometry = typename L::Geometry;
   using Held = typename Hold<L>::Registers;
   static constexpr int runs = Pieces<L>::runs;
   static constexpr int piece_pairs = Pieces<L>::pairs;
 
-  const typename L::Parameters& p;
-  Shared<L>& s;
-  const Thread& thread;
-  const PieceMaker<L> pieces{{p, s, thread}, {s, thread}};
+  const HeldTile<L> tile;
 
-  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
-    const Affine affine = pieces.norm.wait(tile, n);
+  __device__ __forceinline__ void run(int64 n, const Held& held, const Affine& affine) const {
     uint32 piece[piece_pairs];
-    pieces.template make<0>(0, n, held, affine, piece);
+    make_piece<0>(tile, 0, n, held, affine, piece);
     put_rows_from<0>(n, held, affine, piece);
   }
 
  private:
-  static_assert(pairs_fit<L> && L::columns % Numbers::pitch == 0);
+  static_assert(pairs_fit<L> && L::columns % L::Numbers::pitch == 0);
   static constexpr int row_pitch = Shared<L>::row_pitch;  // words
-  static constexpr int row_bytes = static_cast<int>(C::stride(1) * Output::bytes);
+  static constexpr int row_bytes = static_cast<int>(L::C::stride(1) * L::Output::bytes);
   static_assert((row_bytes / 4 - row_pitch) % 4 == 0);
-  static constexpr int row_vectors = (Numbers::box_x / 2 + 3 + 3) / 4;
+  static constexpr int row_vectors = (L::Numbers::box_x / 2 + 3 + 3) / 4;
   static constexpr __device__ int lanes_of_row() {
     int lanes = row_vectors <= 8 ? 8 : row_vectors <= 16 ? 16 : 32;
     while (32 / lanes * row_pitch % 4 != 0) lanes /= 2;
@@ -3662,7 +3693,7 @@ struct StoreRows16 {
   static constexpr int times = 8 / rows_at_once;
   // Whether four lanes suffice for the words outside of a row's vectors, whatever its alignment.
   static constexpr bool four_ends =
-      is_four_ends(Numbers::box_x) && is_four_ends((Geometry::outputs(2) - 1) % Numbers::box_x + 1);
+      is_four_ends(L::Numbers::box_x) && is_four_ends((L::Geometry::outputs(2) - 1) % L::Numbers::box_x + 1);
 
   // Lanes beyond a row's vectors load its first words, from the same banks: behind it the next warp may
   // stage.
@@ -3689,16 +3720,16 @@ struct StoreRows16 {
     bool has_end, has_end_again;
 
     __device__ __forceinline__ Places(const StoreRows16& of, int64 n, int run) {
-      const int2 row = of.s.rows[of.thread.group * runs + run];
-      is_odd = reinterpret_cast<uint64>(of.p.output) % 4 != 0;
+      const int2 row = of.tile.s.rows[of.tile.thread.group * runs + run];
+      is_odd = reinterpret_cast<uint64>(of.tile.p.output) % 4 != 0;
       const int words = is_odd ? 0 : row.y;
-      output = static_cast<unsigned char*>(of.p.output) + n * (C::stride(0) * Output::bytes) +
-               static_cast<int64>(of.thread.first_row() * row_bytes + row.x * Output::bytes);
+      output = static_cast<unsigned char*>(of.tile.p.output) + n * (L::C::stride(0) * L::Output::bytes) +
+               static_cast<int64>(of.tile.thread.first_row() * row_bytes + row.x * L::Output::bytes);
       // Alignment of the first channel, in words modulo four.
       const uint32 shift = static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
-      const uint32 values = barrier::shared_address(of.s.staged[of.thread.warp]);
+      const uint32 values = barrier::shared_address(of.tile.s.staged[of.tile.thread.warp]);
       const uint32 stage = values + 4 * shift;
-      const auto lane = static_cast<uint32>(of.thread.lane);
+      const auto lane = static_cast<uint32>(of.tile.thread.lane);
       staged = stage + (lane / 4 * row_pitch + lane % 4) * 4;
       // Words of the row before its first whole vector.
       const uint32 r = lane / row_lanes;
@@ -3750,7 +3781,7 @@ struct StoreRows16 {
     for (int i = 0; i < piece_pairs; ++i)
       asm volatile("st.shared.b32 [%0], %1;" ::"r"(places.staged + 16 * i), "r"(piece[i]) : "memory");
     __syncwarp();
-    if (places.is_odd) put_elements<number / 2>(n, thread.first_row() + 8 * h, places.output);
+    if (places.is_odd) put_elements<number / 2>(n, tile.thread.first_row() + 8 * h, places.output);
     // All loads are issued before the next piece is made. Lanes load also what they do not store.
     uint4 vector[lane_vectors][times];
 #pragma unroll
@@ -3771,20 +3802,21 @@ struct StoreRows16 {
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(end_again) : "r"(places.ends_again) : "memory");
     }
     if constexpr (number + 1 < 2 * runs)
-      pieces.template make<(number + 1) / 2>((number + 1) % 2, n, held, affine, piece);
+      make_piece<(number + 1) / 2>(tile, (number + 1) % 2, n, held, affine, piece);
     unsigned char* const to = places.output + 8 * h * row_bytes;
-    const int left = L::rows % 64 == 0 ? 8 : L::rows - thread.first_row() - 8 * h;  // channels
+    const int left = L::rows % 64 == 0 ? 8 : L::rows - tile.thread.first_row() - 8 * h;  // channels
 #pragma unroll
     for (int u = 0; u < lane_vectors; ++u) {
 #pragma unroll
       for (int i = 0; i < times; ++i) {
-        if (places.has_vector[u] && (L::rows % 64 == 0 || thread.lane / row_lanes + i * rows_at_once < left))
+        if (places.has_vector[u] &&
+            (L::rows % 64 == 0 || tile.thread.lane / row_lanes + i * rows_at_once < left))
           __stcs(reinterpret_cast<uint4*>(to + places.vector_bytes + u * row_lanes * 16 +
                                           i * rows_at_once * row_bytes),
                  vector[u][i]);
       }
     }
-    const bool has_row = L::rows % 64 == 0 || thread.lane / 4 < left;
+    const bool has_row = L::rows % 64 == 0 || tile.thread.lane / 4 < left;
     if (places.has_end && has_row) __stcs(reinterpret_cast<uint32*>(to + places.end_bytes), end);
     if constexpr (!four_ends) {
       if (places.has_end_again && has_row)
@@ -3794,16 +3826,16 @@ struct StoreRows16 {
   // Eight channels from `first` on, where the output is not on 4 bytes. Words are staged as if it were.
   template <int run>
   __device__ __forceinline__ void put_elements(int64 n, int first, const unsigned char* output) const {
-    const int2 row = s.rows[thread.group * runs + run];
+    const int2 row = tile.s.rows[tile.thread.group * runs + run];
     const uint32* const stage =
-        s.staged[thread.warp] + static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
+        tile.s.staged[tile.thread.warp] + static_cast<uint32>(reinterpret_cast<uint64>(output)) / 4 % 4;
 #pragma unroll 1
     for (int r = 0; r < 8 && first + r < L::rows; ++r) {
       uint16* const to =
-          static_cast<uint16*>(p.output) + n * C::stride(0) + (first + r) * C::stride(1) + row.x;
+          static_cast<uint16*>(tile.p.output) + n * L::C::stride(0) + (first + r) * L::C::stride(1) + row.x;
       const auto* const from = reinterpret_cast<const uint16*>(stage + r * row_pitch);
 #pragma unroll 1
-      for (int i = thread.lane; i < 2 * row.y; i += 32) to[i] = from[i];
+      for (int i = tile.thread.lane; i < 2 * row.y; i += 32) to[i] = from[i];
     }
   }
 };
@@ -3817,10 +3849,8 @@ struct StoreRows16 {
 // alignment modulo 16 bytes as in memory; the stride of channels is a multiple of 16 bytes.
 template <class L>
 struct RowRing {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  static constexpr int pairs = Numbers::pitch / 8;  // of a lane, in a row of every channel
-  static constexpr int pitch = Numbers::row_pitch;
+  static constexpr int pairs = L::Numbers::pitch / 8;  // of a lane, in a row of every channel
+  static constexpr int pitch = L::Numbers::row_pitch;
   static constexpr int words = 8 * pitch;  // of all channels
   // Pairs of a lane in the first part. All but the first pair of the second part wrap around.
   static constexpr int first_pairs = pitch / 8 - 1;
@@ -3829,8 +3859,8 @@ struct RowRing {
     return pairs_of(part) <= 4 ? 8 : pairs_of(part) <= 8 ? 16 : 32;
   }
   static_assert(pitch % 8 == 0 && pairs_of(1) > 0 && pairs_of(1) <= first_pairs && first_pairs <= 16);
-  static_assert(C::stride(1) % 4 == 0);
-  static constexpr int64 channel_bytes = C::stride(1) * 4;
+  static_assert(L::C::stride(1) % 4 == 0);
+  static constexpr int64 channel_bytes = L::C::stride(1) * 4;
 
   uint32 stage;    // address of the ring
   uint64 output;   // address of the row's first output in the warp's first channel
@@ -3922,24 +3952,17 @@ struct RowRing {
 
 template <class L>
 struct StoreF32 {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
   using After = typename L::Tail::After;
   using Held = typename Hold<L>::Registers;
   using Format = typename Hold<L>::Format;
   using Channel = ChannelValues<After, 1>;
   static constexpr int runs = Pieces<L>::runs;
 
-  const typename L::Parameters& p;
-  Shared<L>& s;
-  const Thread& thread;
-  const Norm<L> norm{p, s, thread};
-  const Hold<L> hold{s, thread};
+  const HeldTile<L> tile;
 
-  __device__ __forceinline__ void run(uint32 tile, int64 n, const Held& held) const {
-    const Affine affine = norm.wait(tile, n);
-    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(p.output) % 8 == 0;
-    if constexpr (Numbers::store_rows) {
+  __device__ __forceinline__ void run(int64 n, const Held& held, const Affine& affine) const {
+    const bool in_pairs = pairs_fit<L> && reinterpret_cast<uint64>(tile.p.output) % 8 == 0;
+    if constexpr (L::Numbers::store_rows) {
       put_rows(n, held, affine, in_pairs);
     } else {
       put_columns(n, held, affine, in_pairs);
@@ -3971,23 +3994,23 @@ struct StoreF32 {
   }
   // Address of the thread's row h of a sample.
   __device__ __forceinline__ uint64 output_of(int64 n, int h) const {
-    return __cvta_generic_to_global(static_cast<unsigned char*>(p.output)) +
-           static_cast<uint64>((n * C::stride(0) + thread.row(h) * C::stride(1)) * 4);
+    return __cvta_generic_to_global(static_cast<unsigned char*>(tile.p.output)) +
+           static_cast<uint64>((n * L::C::stride(0) + tile.thread.row(h) * L::C::stride(1)) * 4);
   }
 
   // --- Rows of the box ---
   // The last row comes first: rows are staged over its held words.
-  static constexpr int row_pairs = Numbers::pitch / 8;
-  static constexpr int staged_words = Numbers::row_pitch / 4;  // of a thread
+  static constexpr int row_pairs = L::Numbers::pitch / 8;
+  static constexpr int staged_words = L::Numbers::row_pitch / 4;  // of a thread
   __device__ __forceinline__ void put_rows(int64 n, const Held& held, const Affine& affine,
                                            bool in_pairs) const {
     constexpr int kept = Hold<L>::in_registers + staged_words;
     typename Hold<L>::Words all;
 #pragma unroll
     for (int i = 0; i < Hold<L>::words; ++i) {
-      if (i < kept) all.value[i] = hold.word(i, held);
+      if (i < kept) all.value[i] = tile.hold.word(i, held);
     }
-    const auto at = [&](int i) { return i < kept ? all.value[i] : hold.word(i, held); };
+    const auto at = [&](int i) { return i < kept ? all.value[i] : tile.hold.word(i, held); };
     if (in_pairs) {
       put_staged<runs - 1>(n, at, affine);
     } else {
@@ -4000,15 +4023,16 @@ struct StoreF32 {
   __device__ __forceinline__ void put_staged(int64 n, const At& at, const Affine& affine) const {
     if constexpr (run >= 0) {
       using Ring = RowRing<L>;
-      const int2 row = s.rows[thread.group * runs + run];
-      Ring ring(barrier::shared_address(s.held_words[thread.warp]),
-                __cvta_generic_to_global(static_cast<unsigned char*>(p.output) +
-                                         (n * C::stride(0) + thread.first_row() * C::stride(1) + row.x) * 4),
-                2 * row.y, thread.lane);
+      const int2 row = tile.s.rows[tile.thread.group * runs + run];
+      Ring ring(barrier::shared_address(tile.s.held_words[tile.thread.warp]),
+                __cvta_generic_to_global(
+                    static_cast<unsigned char*>(tile.p.output) +
+                    (n * L::C::stride(0) + tile.thread.first_row() * L::C::stride(1) + row.x) * 4),
+                2 * row.y, tile.thread.lane);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const Channel channel = norm.channel_values(n, h);
-        const int left = L::rows % 64 == 0 ? 8 : L::rows - thread.first_row() - 8 * h;  // channels
+        const Channel channel = tile.norm.channel_values(n, h);
+        const int left = L::rows % 64 == 0 ? 8 : L::rows - tile.thread.first_row() - 8 * h;  // channels
         const auto put = [&](int first, int count) {
           __syncwarp();
           ring.lane |= opaque_zero();
@@ -4032,16 +4056,16 @@ struct StoreF32 {
   template <int run, class At>
   __device__ __forceinline__ void put_unstaged(int64 n, const At& at, const Affine& affine) const {
     if constexpr (run >= 0) {
-      const int2 row = s.rows[thread.group * runs + run];
+      const int2 row = tile.s.rows[tile.thread.group * runs + run];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const Channel channel = norm.channel_values(n, h);
-        const uint64 to = output_of(n, h) + static_cast<uint64>((row.x + thread.lane % 4 * 2) * 4);
+        const Channel channel = tile.norm.channel_values(n, h);
+        const uint64 to = output_of(n, h) + static_cast<uint64>((row.x + tile.thread.lane % 4 * 2) * 4);
 #pragma unroll
         for (int j = 0; j < row_pairs; ++j) {
           float two[2];
           make_pair(run * row_pairs + j, h, at, affine, channel, two);
-          if (4 * j + thread.lane % 4 >= row.y || !L::has_row(thread.row(h))) continue;
+          if (4 * j + tile.thread.lane % 4 >= row.y || !L::has_row(tile.thread.row(h))) continue;
           store_one(to + 32 * j, two[0]);
           store_one(to + 32 * j + 4, two[1]);
         }
@@ -4053,9 +4077,9 @@ struct StoreF32 {
   // --- Any columns, by a table of their offsets ---
   __device__ __forceinline__ void put_columns(int64 n, const Held& held, const Affine& affine,
                                               bool in_pairs) const {
-    const auto at = [&](int i) { return hold.word(i, held); };
-    const int* const offsets = s.offsets() + thread.group * L::columns + 2 * (thread.lane % 4);
-    const Channel channel[2] = {norm.channel_values(n, 0), norm.channel_values(n, 1)};
+    const auto at = [&](int i) { return tile.hold.word(i, held); };
+    const int* const offsets = tile.s.offsets() + tile.thread.group * L::columns + 2 * (tile.thread.lane % 4);
+    const Channel channel[2] = {tile.norm.channel_values(n, 0), tile.norm.channel_values(n, 1)};
     uint64 to[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -4069,7 +4093,7 @@ struct StoreF32 {
       for (int h = 0; h < 2; ++h) {
         float two[2];
         make_pair(j, h, at, affine, channel[h], two);
-        if (!L::has_row(thread.row(h))) continue;
+        if (!L::has_row(tile.thread.row(h))) continue;
         if (in_pairs) {
           if (offset[0] >= 0) store_two(to[h] + uint64{4} * static_cast<uint32>(offset[0]), two);
         } else {
@@ -4122,9 +4146,8 @@ struct GemmPingpong {
   using Mainloop = pingpong::Mainloop<L>;
   using Moments = pingpong::TileMoments<L>;
   using Hold = pingpong::Hold<L>;
-  using Store16 =
-      typename gemm::If<Numbers::store_rows, pingpong::StoreRows16<L>, pingpong::StoreColumns16<L>>::Type;
-  using Store = typename gemm::If<L::is_f32, pingpong::StoreF32<L>, Store16>::Type;
+  using Store16 = conditional<Numbers::store_rows, pingpong::StoreRows16<L>, pingpong::StoreColumns16<L>>;
+  using Store = conditional<L::is_f32, pingpong::StoreF32<L>, Store16>;
   // Registers of a consumer thread and of a converting one.
   static constexpr int registers = L::is_f32 ? 160 : 152;
   static constexpr int converting_registers = L::is_f32 ? 32 : 56;
@@ -4214,12 +4237,17 @@ struct GemmPingpong {
       tile |= pingpong::opaque_zero();  // else values are packed too early, and registers spill
       typename Hold::Words words;
       Hold::pack(d, unit, words);
-      if (tile > 0) Store{p, s, thread}.run(tile - 1, n - L::samples(), held);
+      if (tile > 0) store(thread, tile - 1, n - L::samples(), held);
       Hold{s, thread}.hold(words, held);
     }
     const Thread thread = Thread::reload();
     pingpong::Norm<L>{p, s, thread}.prefetch(n - L::samples());
-    Store{p, s, thread}.run(tile - 1, n - L::samples(), held);
+    store(thread, tile - 1, n - L::samples(), held);
+  }
+  __device__ __forceinline__ void store(const Thread& thread, uint32 tile, int64 n,
+                                        const typename Hold::Registers& held) const {
+    const pingpong::HeldTile<L> of{p, s, thread};
+    Store{of}.run(n, held, of.norm.wait(tile, n));
   }
   __device__ __forceinline__ void prefetch(int64 n) const {
     const Thread thread = Thread::reload();
@@ -4347,7 +4375,7 @@ struct CoresMainloop {
         in_range[k] = C::channels % at_once == 0 || chunk * at_once + k < C::channels;
         slot[k] = in_range[k] ? chunk * at_once + k : 0;
       }
-      auto rows = epilogue.begin(slot, in_range);
+      auto rows = begin_rows(epilogue, slot, in_range);
 #pragma unroll 1
       for (int flat = first + static_cast<int>(threadIdx.x); flat < last; flat += Numbers::threads) {
         int j[3];
@@ -4393,41 +4421,36 @@ namespace onepass {
 template <class C, class Tail, class Numbers>
 struct GemmMainloop {
   using Geometry = GemmGeometry<C, Numbers>;
-  using Shared = GemmShared<C, Tail, Numbers>;
-  using Product = typename Numbers::Product;
-  static constexpr int sums = Numbers::columns / 2;
   static constexpr int steps = Numbers::chunk_channels / 16;
-  static constexpr int group_taps = Numbers::group_taps;
-  static constexpr int groups = Numbers::taps / group_taps;
+  static constexpr int groups = Numbers::taps / Numbers::group_taps;  // of taps
   static constexpr int window_bytes = Geometry::window * Geometry::windows * 16;
 
-  Shared& s;
-  gemm::Ring<Numbers::x_stages> x;
-  gemm::Ring<Numbers::weight_stages> weights;
+  GemmShared<C, Tail, Numbers>& s;
+  Ring<Numbers::x_stages> x;
+  Ring<Numbers::weight_stages> weights;
 
   // The first warpgroup must not be two tiles ahead: the named barrier would merge two arrivals into one.
-  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
   static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
                 (!Numbers::weights_stay &&
-                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
+                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * groups));
 
   // The second warpgroup begins `stagger` chunks after the first, so that one multiplies while the other runs
   // its epilogue. `beside` is called after each group of products is issued; it overlaps with them.
   template <class Beside>
-  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
+  __device__ __forceinline__ void run(GemmSums<Numbers>& d, Beside&& beside) {
     if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
     if constexpr (Numbers::parts == 1) {
       multiply(
           d, [] {}, beside);
     } else {
-      float part[sums];
+      GemmSums<Numbers> part;
 #pragma unroll
-      for (int i = 0; i < sums; ++i) d[i] = 0.0f;
+      for (int i = 0; i < Numbers::columns / 2; ++i) d[i] = 0.0f;
       multiply(
           part,
           [&] {
 #pragma unroll
-            for (int i = 0; i < sums; ++i) d[i] += part[i];
+            for (int i = 0; i < Numbers::columns / 2; ++i) d[i] += part[i];
           },
           beside);
     }
@@ -4436,7 +4459,7 @@ struct GemmMainloop {
  private:
   // All products. With split operands `take` is called after each group, to add its sums in f32.
   template <class Take, class Beside>
-  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
+  __device__ __forceinline__ void multiply(GemmSums<Numbers>& d, Take&& take, Beside&& beside) {
     const int lane = threadIdx.x % 32;
     const int group = threadIdx.x / 128;
     const uint32 x_begin = barrier::shared_address(s.x[0]) +
@@ -4463,8 +4486,9 @@ struct GemmMainloop {
         if constexpr (Numbers::parts == 2) scale = 0;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int t = 0; t < group_taps; ++t) {
-          const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
+        for (int t = 0; t < Numbers::group_taps; ++t) {
+          const uint32 shift =
+              groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * Numbers::group_taps + t];
 #pragma unroll
           for (int k = 0; k < steps; ++k) {
             // The products of second parts come first: they are small.
@@ -4472,7 +4496,7 @@ struct GemmMainloop {
             for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
               const int of_weights = product == 1 ? 1 : 0;
               const int of_x = product == 2 ? 1 : 0;
-              Product::run(
+              Numbers::Product::run(
                   d,
                   wgmma::descriptor(
                       w_stage + ((t * Numbers::parts + of_weights) * steps + k) * Numbers::tile_channels * 32,
@@ -4509,10 +4533,10 @@ struct GemmMainloop {
     }
   }
 
-  static __device__ __forceinline__ void wait_for_products(float (&d)[sums]) {
+  static __device__ __forceinline__ void wait_for_products(GemmSums<Numbers>& d) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < Numbers::columns / 2; ++i) asm volatile("" : "+f"(d[i])::"memory");
   }
 };
 
@@ -4522,7 +4546,6 @@ struct GemmMainloop {
 // Fills the ring of windows.
 template <class C, class Tail, class Numbers>
 struct GemmStaging {
-  using Parameters = GemmParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
   using Input = typename Tail::Input;
@@ -4548,7 +4571,7 @@ struct GemmStaging {
   static constexpr int slot_channels = Numbers::slot_channels;  // four or eight
   static constexpr int slots_of_half = 8 / slot_channels;
 
-  const Parameters& p;
+  const GemmParameters<Tail::parameters>& p;
   GemmShared<C, Tail, Numbers>& s;
 
   // The elements of a channel that a run of the tile's window reads, rounded to 16 bytes.
@@ -4584,7 +4607,7 @@ struct GemmStaging {
 
   // One warp: copies the vectors of a slot's channels. The slot is free.
   __device__ __forceinline__ void send(const Item& item, const Vectors& vectors, int channel,
-                                       gemm::Ring<Numbers::raw_slots>& ring) const {
+                                       Ring<Numbers::raw_slots>& ring) const {
     const int left = C::in_channels - channel;
     const auto* from = static_cast<const unsigned char*>(p.input) +
                        (input_origin<C>(item.n) + channel * C::input_stride(1)) * Input::bytes;
@@ -4625,7 +4648,7 @@ struct GemmStaging {
   };
 
   __device__ __forceinline__ void send(const Item& item, const Bulks& copies, int channel,
-                                       gemm::Ring<Numbers::raw_slots>& ring) const {
+                                       Ring<Numbers::raw_slots>& ring) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int left = C::in_channels - channel;
     if (lane == 0) {
@@ -4649,11 +4672,11 @@ struct GemmStaging {
   }
 
   static constexpr int senders = Numbers::by_vectors ? 32 : 1;  // that arrive when a slot is full
-  using Copies = typename gemm::If<Numbers::by_vectors, Vectors, Bulks>::Type;
+  using Copies = conditional<Numbers::by_vectors, Vectors, Bulks>;
 
   // The converting warps.
-  __device__ __forceinline__ void convert_tile(const Item& item, gemm::Ring<Numbers::x_stages>& ring,
-                                               gemm::Ring<Numbers::raw_slots>& raw) const {
+  __device__ __forceinline__ void convert_tile(const Item& item, Ring<Numbers::x_stages>& ring,
+                                               Ring<Numbers::raw_slots>& raw) const {
     const int thread = static_cast<int>(threadIdx.x) - gemm::consumer_threads;
     uint32 at[converting_rounds];
     uint32 inside = 0;
@@ -4684,7 +4707,7 @@ struct GemmStaging {
         constexpr int at_once = by_pairs ? 4 : 24 / slot_channels;
 #pragma unroll
         for (int first = 0; first < converting_rounds; first += at_once) {
-          typename gemm::If<by_pairs, Pairs, Channels<slot_channels>>::Type x[at_once];
+          conditional<by_pairs, Pairs, Channels<slot_channels>> x[at_once];
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
             if (first + i >= converting_rounds) break;
@@ -4752,12 +4775,12 @@ struct GemmStaging {
   // Some channels of a position: first as loaded, then as 16 bits each.
   template <int Count>
   struct Channels {
-    typename gemm::Word<Input::bytes>::Type bits[Count];
+    ElementBits<Input> bits[Count];
 
     // `from`: the channel's first element, the same in all threads; `bytes`: from there to the position.
     template <bool in_vectors>
     __device__ __forceinline__ void load(const unsigned char* from, uint32 bytes, bool inside, int channel) {
-      using Word = typename gemm::Word<Input::bytes>::Type;
+      using Word = ElementBits<Input>;
       if constexpr (in_vectors) {
         const auto* own = reinterpret_cast<const uint4*>(from + bytes);
 #pragma unroll
@@ -4785,7 +4808,7 @@ struct GemmStaging {
     }
     // From copies.
     __device__ __forceinline__ void load_copied(const unsigned char* from, bool inside, int channel) {
-      using Word = typename gemm::Word<Input::bytes>::Type;
+      using Word = ElementBits<Input>;
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
         const bool exists = inside && (C::in_channels % 8 == 0 || channel + k < C::in_channels);
@@ -4838,7 +4861,7 @@ struct GemmStaging {
 
   // `send_weights(chunk)` is called by the last warp when it has staged a chunk.
   template <bool in_vectors, class SendWeights>
-  __device__ __forceinline__ void tile(const Item& item, gemm::Ring<Numbers::x_stages>& ring,
+  __device__ __forceinline__ void tile(const Item& item, Ring<Numbers::x_stages>& ring,
                                        SendWeights&& send_weights) const {
     const int thread = static_cast<int>(threadIdx.x) - gemm::consumer_threads;
     const int64 sample = input_origin<C>(item.n);
@@ -5075,6 +5098,10 @@ struct GemmColumns<Geometry, Columns, true> {
   }
 };
 
+// Of a tile of gemm/wgmma.cuh.
+template <class C, class Numbers>
+using GemmTileColumns = GemmColumns<GemmGeometry<C, Numbers>, Numbers::columns / 4>;
+
 // --------------------------------------------------------------------------------------------------
 // A consumer thread of gemm/wgmma.cuh: its rows and columns of a tile, and the group of threads it works
 // with.
@@ -5082,44 +5109,33 @@ struct GemmColumns<Geometry, Columns, true> {
 // A thread has two rows of the tile, and every fourth pair of columns in each.
 template <class C, class Tail, class Numbers>
 struct GemmConsumer {
-  using Parameters = GemmParameters<Tail::parameters>;
-  using Geometry = GemmGeometry<C, Numbers>;
-  using Shared = GemmShared<C, Tail, Numbers>;
-  using Item = GemmItem<Tail, Numbers>;
-  static constexpr int sums = Numbers::columns / 2;
-  static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
-  using Columns = GemmColumns<Geometry, 2 * pairs>;
-  static constexpr int classes = Geometry::classes;
-  static constexpr int rows = Geometry::rows;
   using Slabs = GemmSlabs<C, Tail, Numbers>;
-  static constexpr int group_rows = Slabs::group_rows;
-  static constexpr int slabs_of_sample = Slabs::slabs_of_sample;
+  using Item = GemmItem<Tail, Numbers>;
+  static constexpr int rows = GemmGeometry<C, Numbers>::rows;
 
-  const Parameters& p;
-  Shared& s;
+  const GemmParameters<Tail::parameters>& p;
+  GemmShared<C, Tail, Numbers>& s;
   const Slabs slabs{p};
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp / 4;
 
   // An agent merges the moments of a tile: the block, or each warpgroup where they work independently.
-  static constexpr bool apart = Numbers::apart;
-  static constexpr int agent_threads = apart ? 128 : gemm::consumer_threads;
+  static constexpr int agent_threads = Numbers::apart ? 128 : gemm::consumer_threads;
   static constexpr int agent_warps = agent_threads / 32;
-  static constexpr int agents = Slabs::agents;
-  static constexpr uint32 unit_parts = Item::unit_tiles * agents;
-  const int agent = apart ? group : 0;
+  static constexpr uint32 unit_parts = Item::unit_tiles * Slabs::agents;
+  const int agent = Numbers::apart ? group : 0;
   const int agent_thread = static_cast<int>(threadIdx.x) % agent_threads;
   const int agent_warp = warp % agent_warps;
   __device__ __forceinline__ void sync() const {
-    if constexpr (apart) {
+    if constexpr (Numbers::apart) {
       gemm::group_sync(group);
     } else {
       gemm::consumers_sync();
     }
   }
   __device__ __forceinline__ int position_part(const Item& item) const {
-    return item.position_tile * agents + agent;
+    return item.position_tile * Slabs::agents + agent;
   }
 
   // Rows beyond the output only fill a tile.
@@ -5136,13 +5152,20 @@ struct GemmConsumer {
   static __device__ __forceinline__ int tile_position(const Item& item) {
     return item.position_tile * Numbers::tile_positions;
   }
+  // The warp's first row and first position.
+  __device__ __forceinline__ int first_row(const Item& item) const {
+    return item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
+  }
+  __device__ __forceinline__ int first_position(const Item& item) const {
+    return tile_position(item) + first_column();
+  }
   static __device__ __forceinline__ int first_slab(const Item& item) {
-    return item.channel_tile * Numbers::tile_channels / group_rows;
+    return item.channel_tile * Numbers::tile_channels / Slabs::group_rows;
   }
   // Slabs with channels in this tile.
   static __device__ __forceinline__ int slab_count(const Item& item) {
     const int end = (item.channel_tile + 1) * Numbers::tile_channels;
-    const int last = ((end < rows ? end : rows) - 1) / group_rows;
+    const int last = ((end < rows ? end : rows) - 1) / Slabs::group_rows;
     return last - first_slab(item) + 1;
   }
 };
@@ -5152,21 +5175,18 @@ struct GemmConsumer {
 
 template <class C, class Tail, class Numbers>
 struct GemmTileMoments {
-  using Consumer = GemmConsumer<C, Tail, Numbers>;
-  using Columns = typename Consumer::Columns;
-  using Item = typename Consumer::Item;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int group_rows = Consumer::group_rows;
+  const GemmConsumer<C, Tail, Numbers> thread;
 
-  const Consumer thread;
+  using Item = GemmItem<Tail, Numbers>;
+  using Columns = GemmTileColumns<C, Numbers>;
+  static constexpr int group_rows = GemmSlabs<C, Tail, Numbers>::group_rows;
 
   // Leaves the moments of the tile's rows in shared memory. By every consumer; a barrier must follow.
-  __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
+  __device__ __forceinline__ void row_moments(const Columns& columns, const GemmSums<Numbers>& d) const {
     const int count = columns.count();
     const float own_count = static_cast<float>(count);
     const float quad_count = lanes_sum<4>(own_count);
-    const bool all = __all_sync(0xffffffffu, count == 2 * pairs);
+    const bool all = __all_sync(0xffffffffu, count == Numbers::columns / 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       Moments own{own_count, 0.0f, 0.0f};
@@ -5184,13 +5204,13 @@ struct GemmTileMoments {
   }
 
   template <bool all>
-  static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
+  static __device__ __forceinline__ void moments(const GemmSums<Numbers>& d, int h, const Columns& columns,
                                                  Moments& own) {
     // Distances from one of the values: they are 0 where all are equal.
     PivotSums<4> distances;
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
-    for (int i = 0; i < 2 * pairs; ++i) {
+    for (int i = 0; i < Numbers::columns / 4; ++i) {
       const float distance = distance_from(d[i / 2 * 4 + h * 2 + i % 2], distances.pivot);
       distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
     }
@@ -5200,22 +5220,23 @@ struct GemmTileMoments {
   }
   // A value of the thread's row h that has an output, if there is one.
   template <bool all>
-  static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
+  static __device__ __forceinline__ float first_value(const GemmSums<Numbers>& d, int h,
+                                                      const Columns& columns) {
     float first = d[h * 2];
     if constexpr (!all) {
 #pragma unroll
-      for (int i = 2 * pairs - 1; i > 0; --i) first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
+      for (int i = Numbers::columns / 4 - 1; i > 0; --i)
+        first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
       first = columns.has(0) ? d[h * 2] : first;
     }
     return first;
   }
 
   // Where a warp has whole slabs and all their positions, it leaves their parts directly.
-  static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
-                                              const float (&d)[sums]) const {
+                                              const GemmSums<Numbers>& d) const {
     const int count = columns.count();
-    if (__all_sync(0xffffffffu, count == 2 * pairs)) {
+    if (__all_sync(0xffffffffu, count == Numbers::columns / 4)) {
       leave_parts<true>(item, columns, count, d);
     } else {
       leave_parts<false>(item, columns, count, d);
@@ -5223,7 +5244,7 @@ struct GemmTileMoments {
   }
   template <bool all>
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns, int count,
-                                              const float (&d)[sums]) const {
+                                              const GemmSums<Numbers>& d) const {
     constexpr int sets = group_rows == 16 ? 1 : 2;  // of the thread's two rows
     constexpr int lanes = group_rows == 16 ? 32 : 4 * group_rows;
     const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
@@ -5233,7 +5254,7 @@ struct GemmTileMoments {
       PivotSums<4> distances;
       distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
 #pragma unroll
         for (int k = h; k < h + 3 - sets; ++k) {
           if (all || columns.has(i)) distances.add(d[i / 2 * 4 + k * 2 + i % 2], i % 2 + 2 * (k - h));
@@ -5244,7 +5265,7 @@ struct GemmTileMoments {
       distances.finish(elements, moved, m2);
       const float mean = distances.pivot + moved;
       const int first = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      if (thread.lane % lanes == 0 && Consumer::exists(first))
+      if (thread.lane % lanes == 0 && thread.exists(first))
         __stcg(thread.slabs.part(item.n, first / group_rows, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
@@ -5253,15 +5274,15 @@ struct GemmTileMoments {
   // One warp for each slab of the tile merges the slab's rows to one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
-    const int count = Consumer::slab_count(item);
-    for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
-      const int slab = Consumer::first_slab(item) + i;
+    const int count = thread.slab_count(item);
+    for (int i = thread.agent_warp; i < count; i += thread.agent_warps) {
+      const int slab = thread.first_slab(item) + i;
       int first = slab * group_rows - begin;
       int last = first + group_rows;
       first = first < 0 ? 0 : first;
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
-      if constexpr (Consumer::apart) {
+      if constexpr (Numbers::apart) {
         for (int r = first + thread.lane; r < last; r += 32)
           thread.slabs.merge(own, thread.s.rows(thread.group, r));
       } else if constexpr (Numbers::groups_share_positions) {
@@ -5301,16 +5322,13 @@ struct GemmTileMoments {
 
 template <class C, class Tail, class Numbers>
 struct GemmOutputs {
-  using Consumer = GemmConsumer<C, Tail, Numbers>;
-  using Geometry = typename Consumer::Geometry;
-  using Item = typename Consumer::Item;
-  using Shared = typename Consumer::Shared;
-  using Output = typename Tail::Output;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int classes = Consumer::classes;
+  const GemmConsumer<C, Tail, Numbers> thread;
 
-  const Consumer thread;
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Shared = GemmShared<C, Tail, Numbers>;
+  using Item = GemmItem<Tail, Numbers>;
+  using Output = typename Tail::Output;
+  static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
 
   // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
   static constexpr bool vectors_fit =
@@ -5319,15 +5337,15 @@ struct GemmOutputs {
 
   // Stores the tile's values, eight rows by 32 columns at a time. `again`: they are read again soon.
   template <class Type, bool again>
-  __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
+  __device__ __forceinline__ void store(void* to, const Item& item, const GemmSums<Numbers>& d) const {
     if constexpr (Type::bytes == 2 && vectors_fit) {
       store_halves<Type>(to, item, d);
       return;
     }
     float(&stage)[8][Shared::value_pitch] = thread.s.stage(thread.warp);
     int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int first_row = thread.first_row(item);
+    const int first_position = thread.first_position(item);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -5352,7 +5370,7 @@ struct GemmOutputs {
 #pragma unroll
           for (int r = thread.lane / 8; r < 8; r += 4) {
             const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
-            if (has && Consumer::exists(channel + r)) {
+            if (has && thread.exists(channel + r)) {
               const float value[4] = {four.x, four.y, four.z, four.w};
               Packed<Type, 4> packed;
               packed.pack(value);
@@ -5452,13 +5470,14 @@ struct GemmOutputs {
   }
 
   // Keeps the tile's values to be stored later.
-  __device__ __forceinline__ void defer(const Item& item, const float (&d)[sums], Deferred& deferred) const {
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+  __device__ __forceinline__ void defer(const Item& item, const GemmSums<Numbers>& d,
+                                        Deferred& deferred) const {
+    const int first_row = thread.first_row(item);
+    const int first_position = thread.first_position(item);
     deferred.to = static_cast<unsigned char*>(thread.p.output) +
                   (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
     deferred.bytes = (Geometry::positions - first_position) * Output::bytes;
-    deferred.rows = Consumer::rows - first_row;
+    deferred.rows = Geometry::rows - first_row;
     deferred.step = 0;
     const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
     stage_words<late_vectors>(word);
@@ -5471,7 +5490,7 @@ struct GemmOutputs {
 
   // Stores contiguous 16-bit elements, 64 columns at a time.
   template <class Type>
-  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
+  __device__ __forceinline__ void store_halves(void* to, const Item& item, const GemmSums<Numbers>& d) const {
     constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
     constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
     constexpr int lanes = 64 / width;         // that have a row
@@ -5479,9 +5498,9 @@ struct GemmOutputs {
     static_assert(Shared::value_bytes >= 8 * pitch * 2);
     auto* const stage = reinterpret_cast<uint16*>(thread.s.values[thread.warp]);
     int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int first_position = thread.first_position(item);
     const int column = thread.lane % lanes * width;
+    const int first_row = thread.first_row(item);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -5505,7 +5524,7 @@ struct GemmOutputs {
             const int own = r + thread.lane / lanes;
             Packed<Type, width> some;
             some.load(stage + own * pitch, column, true);
-            if (has && Consumer::exists(channel + own))
+            if (has && thread.exists(channel + own))
               some.store(to, begin + own * C::stride(1) + position, true);
           }
         } else {
@@ -5548,13 +5567,13 @@ struct GemmOutputs {
         offset = column < columns ? thread.s.offsets[thread.first_column() + j * 8 + column] : -1;
       }
       const float value = thread.s.stage(thread.warp)[r][column];
-      if (offset >= 0 && column < columns && Consumer::exists(channel + r))
+      if (offset >= 0 && column < columns && thread.exists(channel + r))
         store_one<Type>(to, first_of(channel, begin, r) + offset, value);
     }
   }
   // Offset of the r-th row after the one that begins at `begin`.
   static __device__ __forceinline__ int64 first_of(int row, int64 begin, int r) {
-    if constexpr (classes == 1) return begin + r * C::stride(1);
+    if constexpr (Geometry::classes == 1) return begin + r * C::stride(1);
     return begin - Geometry::row_offset(row) + Geometry::row_offset(row + r);
   }
   template <class Type, bool again>
@@ -5575,24 +5594,15 @@ template <class C, class Tail, class Numbers>
 struct GemmEpilogue {
   using Consumer = GemmConsumer<C, Tail, Numbers>;
   using Outputs = GemmOutputs<C, Tail, Numbers>;
-  using TileMoments = GemmTileMoments<C, Tail, Numbers>;
-  using Columns = typename Consumer::Columns;
-  using Geometry = typename Consumer::Geometry;
-  using Item = typename Consumer::Item;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Output = typename Tail::Output;
-  using Deferred = typename Outputs::Deferred;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int classes = Consumer::classes;
-  static constexpr int rows = Consumer::rows;
-  static constexpr int slabs_of_sample = Consumer::slabs_of_sample;
-  static constexpr bool defers = Outputs::late_vectors > 0;
-
   const Consumer thread;
   const Outputs outputs{thread};
-  const TileMoments moments{thread};
+  const GemmTileMoments<C, Tail, Numbers> moments{thread};
+
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Columns = GemmTileColumns<C, Numbers>;
+  using Item = GemmItem<Tail, Numbers>;
+  static constexpr int slabs_of_sample = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
+  static constexpr bool defers = Outputs::late_vectors > 0;
 
   // The index of a row's scale, among the tiles of its group of channels.
   static __device__ __forceinline__ int scale_index(const Item& item, int row) {
@@ -5600,23 +5610,24 @@ struct GemmEpilogue {
   }
 
   // Scale and bias, then the chain before the norm, in place.
-  __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
+  __device__ __forceinline__ void activate(const Item& item, const Columns& columns,
+                                           GemmSums<Numbers>& d) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const int own = c < rows ? c : 0;
-      const int channel = own / classes;
+      const int own = c < Geometry::rows ? c : 0;
+      const int channel = own / Geometry::classes;
       const float scale = Numbers::guards ? __ldg(thread.p.scales + scale_index(item, own)) : 1.0f;
       float bias = 0.0f;
       if constexpr (C::has_bias)
         bias = load_one<typename C::Bias>(thread.p.parameter[1], Tail::channel(item.n, channel));
-      ChannelValues<Before, 1> values;
+      ChannelValues<typename Tail::Before, 1> values;
       values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
-        typename Before::template Tensors<1> tensors;
+        typename Tail::Before::template Tensors<1> tensors;
         if constexpr (Numbers::before_reads_tensors) {
           if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
@@ -5625,7 +5636,7 @@ struct GemmEpilogue {
         } else if constexpr (C::has_bias) {
           value += bias;
         }
-        value = Before::value(value, values.value[0], tensors, 0);
+        value = Tail::Before::value(value, values.value[0], tensors, 0);
       }
     }
   }
@@ -5655,7 +5666,8 @@ struct GemmEpilogue {
     for (int c = first + static_cast<int>(threadIdx.x); c < end && c < Tail::channels;
          c += gemm::consumer_threads) {
       const int64 row = item.n * Tail::channels + c;
-      store_one<Output>(thread.p.output, row, thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
+      store_one<typename Tail::Output>(thread.p.output, row,
+                                       thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
     }
   }
 
@@ -5696,7 +5708,7 @@ struct GemmEpilogue {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const int channel = Tail::channel(item.n, (c < rows ? c : 0) / classes);
+      const int channel = Tail::channel(item.n, (c < Geometry::rows ? c : 0) / Geometry::classes);
       affine.weight[h] = Tail::weight(thread.p, channel);
       affine.bias[h] = Tail::bias(thread.p, channel);
     }
@@ -5705,17 +5717,17 @@ struct GemmEpilogue {
 
   // Applies the norm and the chain after it in place; for a mean, sums the rows.
   __device__ __forceinline__ void apply(const Item& item, const Columns& columns, const Affine& affine,
-                                        float (&d)[sums]) const {
+                                        GemmSums<Numbers>& d) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const bool in_range = c < rows;
+      const bool in_range = c < Geometry::rows;
       const int own = in_range ? c : 0;
-      const int channel = own / classes;
+      const int channel = own / Geometry::classes;
       // Held values take one multiply-add, whose factor is 0 where all values are equal.
       float mean = 0.0f, scale = 1.0f, shift = 0.0f;
       if constexpr (Tail::has_norm) {
-        const int slab = in_range ? c / Consumer::group_rows - Consumer::first_slab(item) : 0;
+        const int slab = in_range ? c / Consumer::Slabs::group_rows - Consumer::first_slab(item) : 0;
         const float2 statistics = thread.s.statistics[thread.agent][slab];
         const int of_norm = Tail::channel(item.n, channel);
         mean = statistics.x;
@@ -5731,20 +5743,20 @@ struct GemmEpilogue {
           }
         }
       }
-      ChannelValues<After, 1> values;
+      ChannelValues<typename Tail::After, 1> values;
       values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
       float total = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
-        typename After::template Tensors<1> tensors;
+        typename Tail::After::template Tensors<1> tensors;
         if constexpr (Numbers::after_reads_tensors) {
           if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Tail::has_norm)
           value = Numbers::held ? fmaf(value, scale, shift) : normalise(value, mean, scale, shift);
-        value = After::value(value, values.value[0], tensors, 0);
+        value = Tail::After::value(value, values.value[0], tensors, 0);
         if constexpr (Tail::has_mean) total += columns.has(i) ? value : 0.0f;
       }
       if constexpr (Tail::has_mean) {
@@ -5771,13 +5783,14 @@ struct GemmEpilogue {
   __device__ __forceinline__ void prepare(const Item& item) const {
     if constexpr (Geometry::contiguous) return;
     // Independent warpgroups have offsets of their own.
-    constexpr int count = Consumer::apart ? Numbers::columns : Numbers::tile_positions;
-    const int first = Consumer::apart ? thread.first_column() : 0;
+    constexpr int count = Numbers::apart ? Numbers::columns : Numbers::tile_positions;
+    const int first = Numbers::apart ? thread.first_column() : 0;
     for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads)
       thread.s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
-  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Deferred& deferred) const {
+  __device__ __forceinline__ void run(const Item& item, GemmSums<Numbers>& d,
+                                      typename Outputs::Deferred& deferred) const {
     uint32* counters = thread.p.control + item.unit * 4;
     if constexpr (!Geometry::contiguous) thread.sync();
     const Columns columns(thread.s.offsets, Consumer::tile_position(item),
@@ -5788,7 +5801,7 @@ struct GemmEpilogue {
       if constexpr (reads_affine_early) affine = affine_of(item);
       if (Numbers::held || item.is_first) {
         if constexpr (defers) outputs.store_rest(deferred);
-        if constexpr (TileMoments::rows_are_slabs) {
+        if constexpr (Numbers::rows_are_slabs) {
           moments.leave_parts(item, columns, d);
         } else {
           moments.row_moments(columns, d);
@@ -5826,7 +5839,7 @@ struct GemmEpilogue {
     } else if (outputs.stores_late()) {
       if constexpr (defers) outputs.defer(item, d, deferred);
     } else {
-      outputs.template store<Output, false>(thread.p.output, item, d);
+      outputs.template store<typename Tail::Output, false>(thread.p.output, item, d);
     }
     // Shared memory must be free before the next tile writes to it. Held tiles pass other barriers before
     // that.
@@ -5865,6 +5878,41 @@ struct GemmEpilogue {
 //
 // Tiles are assigned to blocks round robin, so that producers and consumers know them without communication.
 // Blocks that wait for each other are launched cooperatively.
+
+// A position in the sequence of steps of all tiles of a block.
+template <class Tail, class Numbers, int Steps>
+struct GemmCursor {
+  using Item = GemmItem<Tail, Numbers>;
+  using Parameters = GemmParameters<Tail::parameters>;
+  const Parameters& p;
+  int64 index = blockIdx.x;
+  int step = 0;
+  bool more;
+  Item item;
+
+  explicit __device__ __forceinline__ GemmCursor(const Parameters& parameters)
+      : p(parameters), item(blockIdx.x, parameters.wave_units) {
+    settle();
+  }
+  // Says whether there is a new item.
+  __device__ __forceinline__ bool next() {
+    if (++step < Steps) return false;
+    step = 0;
+    index += gridDim.x;
+    settle();
+    return more;
+  }
+
+ private:
+  __device__ __forceinline__ void settle() {
+    const int64 count = Item::count(p.batch, p.wave_units);
+    for (more = false; index < count; index += gridDim.x) {
+      item = Item(index, p.wave_units);
+      more = item.unit < p.batch * Item::units_of_sample;
+      if (more) break;
+    }
+  }
+};
 
 // The block: what each warp does.
 template <class C, class Tail, class Numbers>
@@ -5919,7 +5967,7 @@ struct Gemm {
 
   // One thread. It waits only for stages of products whose x is already staged, so it cannot deadlock.
   __device__ __forceinline__ void send_weights(const Item& item, int chunk,
-                                               gemm::Ring<Numbers::weight_stages>& ring) const {
+                                               Ring<Numbers::weight_stages>& ring) const {
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
       barrier::wait(&s.weights_empty[ring.stage], ring.round ^ 1u);
@@ -5938,49 +5986,17 @@ struct Gemm {
     barrier::copy(s.weights[stage], from, bytes, &s.weights_full[stage]);
   }
 
-  // A position in the sequence of steps of all tiles of this block.
-  template <int Steps>
-  struct Cursor {
-    const Parameters& p;
-    int64 index = blockIdx.x;
-    int step = 0;
-    bool more;
-    Item item;
-
-    explicit __device__ __forceinline__ Cursor(const Parameters& parameters)
-        : p(parameters), item(blockIdx.x, parameters.wave_units) {
-      settle();
-    }
-    // Says whether there is a new item.
-    __device__ __forceinline__ bool next() {
-      if (++step < Steps) return false;
-      step = 0;
-      index += gridDim.x;
-      settle();
-      return more;
-    }
-
-   private:
-    __device__ __forceinline__ void settle() {
-      const int64 count = Item::count(p.batch, p.wave_units);
-      for (more = false; index < count; index += gridDim.x) {
-        item = Item(index, p.wave_units);
-        more = item.unit < p.batch * Item::units_of_sample;
-        if (more) break;
-      }
-    }
-  };
-
   // By one warp: starts copies of x and of weights as soon as their stages are free.
   __device__ __forceinline__ void send() const {
     using Staging = GemmStaging<C, Tail, Numbers>;
     const Staging staging{p, s};
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    gemm::Ring<Numbers::raw_slots> raw;
-    gemm::Ring<Numbers::weight_stages> ring;
+    Ring<Numbers::raw_slots> raw;
+    Ring<Numbers::weight_stages> ring;
     constexpr int weight_steps = Numbers::chunks * groups;
-    Cursor<(C::in_channels + Numbers::slot_channels - 1) / Numbers::slot_channels> x(p);
-    Cursor<weight_steps> weights(p);
+    constexpr int x_steps = (C::in_channels + Numbers::slot_channels - 1) / Numbers::slot_channels;
+    GemmCursor<Tail, Numbers, x_steps> x(p);
+    GemmCursor<Tail, Numbers, weight_steps> weights(p);
     typename Staging::Copies copies(x.item);
 #pragma unroll 1
     while (x.more || weights.more) {
@@ -6001,16 +6017,16 @@ struct Gemm {
 
   __device__ __forceinline__ void convert() const {
     const GemmStaging<C, Tail, Numbers> staging{p, s};
-    gemm::Ring<Numbers::x_stages> x;
-    gemm::Ring<Numbers::raw_slots> raw;
+    Ring<Numbers::x_stages> x;
+    Ring<Numbers::raw_slots> raw;
     for_each_item([&](const Item& item) { staging.convert_tile(item, x, raw); });
   }
 
   template <bool in_vectors>
   __device__ __forceinline__ void produce() const {
     const GemmStaging<C, Tail, Numbers> staging{p, s};
-    gemm::Ring<Numbers::x_stages> x;
-    gemm::Ring<Numbers::weight_stages> weights;
+    Ring<Numbers::x_stages> x;
+    Ring<Numbers::weight_stages> weights;
     bool first = true;
     for_each_item([&](const Item& item) {
       staging.template tile<in_vectors>(item, x, [&](int chunk) {
@@ -6053,8 +6069,8 @@ struct Gemm {
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
       using Epilogue = GemmEpilogue<C, Tail, Numbers>;
       const Epilogue epilogue{{p, s}};
-      typename Epilogue::Deferred deferred;
-      float d[Numbers::columns / 2];
+      typename Epilogue::Outputs::Deferred deferred;
+      GemmSums<Numbers> d;
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
         mainloop.run(d, [&] {
@@ -6068,43 +6084,47 @@ struct Gemm {
 };
 
 // --------------------------------------------------------------------------------------------------
-// The norm and what follows it, of values and statistics that another launch left in memory: read once,
-// written once.
+// The norm and what follows it, also a mean, of values and statistics that another launch left in memory:
+// read once, written once.
+
+// The norm of a channel, and what the chain after it reads of the channel.
+template <class Tail>
+struct NormedChannel {
+  float mean, scale, bias;
+  ChannelValues<typename Tail::After, 1> values;
+
+  template <class Parameters>
+  __device__ __forceinline__ NormedChannel(const Parameters& p, int64 n, int c) {
+    constexpr int slabs = Tail::channels / Tail::group_channels;
+    const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
+    mean = __ldg(statistics);
+    scale = Tail::weight(p, c) * __ldg(statistics + 1);
+    bias = Tail::bias(p, c);
+    values.load(p, n, c);
+  }
+  template <class Tensors>
+  __device__ __forceinline__ float value(float x, const Tensors& tensors, int k) const {
+    return Tail::After::value(normalise(x, mean, scale, bias), values.value[0], tensors, k);
+  }
+};
 
 // `Numbers`: threads, pieces of a channel (of a sample, where channels come after space), whether they do.
 template <class Tail, class Numbers>
 struct GemmFinish {
   using Parameters = GemmFinishParameters<Tail::parameters>;
-  using After = typename Tail::After;
+  using Channel = NormedChannel<Tail>;
   using Output = typename Tail::Output;
   static constexpr int width = 4;
   static constexpr int vectors = Numbers::piece / (Numbers::threads * width);  // of a thread
-  static constexpr int slabs = Tail::channels / Tail::group_channels;
   static_assert(vectors * Numbers::threads * width == Numbers::piece);
 
   const Parameters& p;
 
-  // The norm of a channel, and what the chain reads of it.
-  struct Channel {
-    float mean, scale, bias;
-    ChannelValues<After, 1> values;
-
-    __device__ __forceinline__ Channel(const Parameters& p, int64 n, int c) {
-      const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
-      mean = __ldg(statistics);
-      scale = Tail::weight(p, c) * __ldg(statistics + 1);
-      bias = Tail::bias(p, c);
-      values.load(p, n, c);
-    }
-    template <class Tensors>
-    __device__ __forceinline__ float value(float x, const Tensors& tensors, int k) const {
-      return After::value(normalise(x, mean, scale, bias), values.value[0], tensors, k);
-    }
-  };
-
-  // A block for each piece.
+  // A block for each piece; for a mean, one for each channel of each sample.
   __device__ __forceinline__ void run() const {
-    if constexpr (Numbers::interleaved) {
+    if constexpr (Tail::has_mean) {
+      run_mean();
+    } else if constexpr (Numbers::interleaved) {
       run_interleaved();
     } else {
       run_planar();
@@ -6113,7 +6133,7 @@ struct GemmFinish {
 
  private:
   __device__ __forceinline__ void one(const Channel& channel, int64 index, float x) const {
-    typename After::template Tensors<1> tensors;
+    typename Tail::After::template Tensors<1> tensors;
     tensors.load(p, index);
     store_one<Output>(p.output, index, channel.value(x, tensors, 0));
   }
@@ -6138,7 +6158,7 @@ struct GemmFinish {
       for (int i = 0; i < vectors; ++i) {
         const int at = first + (i * Numbers::threads + static_cast<int>(threadIdx.x)) * width;
         if (at >= Tail::spatial) continue;
-        typename After::template Tensors<width> tensors;
+        typename Tail::After::template Tensors<width> tensors;
         tensors.load(p, begin + at);
         float value[width] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
@@ -6168,6 +6188,24 @@ struct GemmFinish {
           static_cast<int>(static_cast<uint32>(index - n * sample) % static_cast<uint32>(Tail::channels));
       one(Channel(p, n, c), index, p.values[index]);
     }
+  }
+
+  __device__ __forceinline__ void run_mean() const {
+    __shared__ float scratch[Numbers::threads / 32];
+    const int64 row = blockIdx.x;
+    const int64 n = row / Tail::channels;
+    const int c = static_cast<int>(row - n * Tail::channels);
+    const Channel channel(p, n, c);
+    const int64 first = Numbers::interleaved ? n * Tail::channels * Tail::spatial + c : row * Tail::spatial;
+    constexpr int64 step = Numbers::interleaved ? Tail::channels : 1;
+    float sum[1] = {0.0f};
+    for (int64 i = threadIdx.x; i < Tail::spatial; i += Numbers::threads) {
+      typename Tail::After::template Tensors<1> tensors;
+      tensors.load(p, first + i * step);
+      sum[0] += channel.value(p.values[first + i * step], tensors, 0);
+    }
+    block_sum<Numbers::threads>(sum, scratch);
+    if (threadIdx.x == 0) store_one<Output>(p.output, row, sum[0] / static_cast<float>(Tail::spatial));
   }
 };
 
@@ -6331,10 +6369,18 @@ __device__ __forceinline__ float merge_parts(const float4* parts, float& from, f
 // The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
 
 template <class Tail, class Numbers>
-struct OverlappedLayout {
+struct StagedOverlapped {
+  struct Pieces;      // the pieces of a warp's part of a slab in shared memory
+  struct Statistics;  // staged/overlapped_moments.cuh
+  struct Kernel;      // staged/overlapped.cuh
+
   using S = StagedSizes<Tail, Numbers>;
   using Parameters = TailParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
   using Input = typename Tail::Input;
+  // Distances from the mean of the warp's first vectors, the warp's pivot.
+  using Sums = PivotSums<S::accumulators>;
 
   // Vectors of a thread, and of each piece.
   static constexpr int doubled = Numbers::doubled;
@@ -6352,7 +6398,7 @@ struct OverlappedLayout {
   static_assert(!holds_f16 || Input::bytes == f16::bytes);
 
   // Where a warp's pieces lie: the doubled one of even and of odd rounds, the single one, the kept one.
-  enum Piece { even_piece, odd_piece, single_piece, kept_piece, pieces };
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, all_pieces };
   static constexpr int first_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? doubled : raw; }
   static constexpr int count_of(int piece) {
     return piece < 2 ? doubled : piece == single_piece ? single : kept;
@@ -6367,7 +6413,7 @@ struct OverlappedLayout {
 
   struct Shared {
     alignas(128) unsigned char stage[S::warps][(S::vectors + doubled) * row_bytes];
-    uint64 arrived[S::warps][pieces];
+    uint64 arrived[S::warps][all_pieces];
     float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
     float4 of_blocks[2][S::blocks];
     uint64 warps_given[2];
@@ -6400,16 +6446,10 @@ struct OverlappedLayout {
   };
 };
 
-// The pieces of a warp's part of a slab in shared memory.
 template <class Tail, class Numbers>
-struct OverlappedPieces {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Input = typename L::Input;
-  using Part = typename L::Part;
-
-  const typename L::Parameters& p;
-  typename L::Shared& shared;
+struct StagedOverlapped<Tail, Numbers>::Pieces {
+  const Parameters& p;
+  Shared& shared;
   int block;  // of the cluster
 
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -6422,8 +6462,8 @@ struct OverlappedPieces {
     part.head = head < S::slab_elements ? head : S::slab_elements;
     const int all = (S::slab_elements - part.head) / S::width;
     const int cluster_warp = block * S::warps + warp();
-    const int first = L::first_vector(cluster_warp);
-    const int end = L::first_vector(cluster_warp + 1);
+    const int first = first_vector(cluster_warp);
+    const int end = first_vector(cluster_warp + 1);
     part.position = part.head + first * S::width;
     part.count = (end < all ? end : all) - (first < all ? first : all);
     return part;
@@ -6445,16 +6485,16 @@ struct OverlappedPieces {
   __device__ __forceinline__ void request(const Part& part, int piece) const {
 #if __CUDA_ARCH__ >= 900
     if (lane() != 0) return;
-    const int left = part.count - L::first_of(piece) * 32;
-    const int most = L::count_of(piece) * 32;
+    const int left = part.count - first_of(piece) * 32;
+    const int most = count_of(piece) * 32;
     const int own = left < 0 ? 0 : left < most ? left : most;
     const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
     uint64* arrived = &shared.arrived[warp()][piece];
     barrier::expect(arrived, bytes);  // a phase of 0 bytes is waited for too
     if (own > 0) {
-      barrier::copy(shared.stage[warp()] + L::offset_of(piece),
-                    static_cast<const char*>(p.input) + part.index_of(L::first_of(piece)) * Input::bytes,
-                    bytes, arrived);
+      barrier::copy(shared.stage[warp()] + offset_of(piece),
+                    static_cast<const char*>(p.input) + part.index_of(first_of(piece)) * Input::bytes, bytes,
+                    arrived);
     }
 #endif
   }
@@ -6474,7 +6514,7 @@ struct OverlappedPieces {
   }
   // The lane's vector i of a piece.
   __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
-    return shared.stage[warp()] + L::offset_of(piece) + (i - L::first_of(piece)) * L::row_bytes +
+    return shared.stage[warp()] + offset_of(piece) + (i - first_of(piece)) * row_bytes +
            lane() * S::width * Input::bytes;
   }
 };
@@ -6483,13 +6523,7 @@ struct OverlappedPieces {
 // The schedule "overlapped" of tail_staged: the moments of a slab, from a thread's sums to the cluster's.
 
 template <class Tail, class Numbers>
-struct OverlappedMoments {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  // Distances from the mean of the warp's first vectors, the warp's pivot.
-  using Sums = PivotSums<S::accumulators>;
-
+struct StagedOverlapped<Tail, Numbers>::Statistics {
   template <int count>
   static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
     float from, moved;
@@ -6500,8 +6534,8 @@ struct OverlappedMoments {
 
   // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
   // the warp's sum of squared distances from its pivot.
-  static __device__ __forceinline__ float send(const Pieces& pieces, const typename L::Part& part,
-                                               const Sums& sums, int round) {
+  static __device__ __forceinline__ float send(const Pieces& pieces, const Part& part, const Sums& sums,
+                                               int round) {
     float sum = 0.0f, square = 0.0f;
 #pragma unroll
     for (int k = 0; k < S::accumulators; ++k) sum += sums.sum[k], square += sums.square[k];
@@ -6545,8 +6579,8 @@ struct OverlappedMoments {
   }
 
   // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
-  static __device__ __forceinline__ void receive(typename L::Shared& shared, int round, float& mean,
-                                                 float& rstd, float& factor) {
+  static __device__ __forceinline__ void receive(Shared& shared, int round, float& mean, float& rstd,
+                                                 float& factor) {
     float m2 = 0.0f;
     constexpr float per_element = 1.0f / static_cast<float>(S::slab_elements);
 #if __CUDA_ARCH__ >= 900
@@ -6580,18 +6614,9 @@ struct OverlappedMoments {
 // Elements before the first vector and after the last one are kept by the first block, one a thread.
 
 template <class Tail, class Numbers>
-struct StagedOverlapped {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  using Statistics = OverlappedMoments<Tail, Numbers>;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  using Part = typename L::Part;
-  using Sums = typename Statistics::Sums;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Input = typename Tail::Input;
+struct StagedOverlapped<Tail, Numbers>::Kernel {
+  using Parameters = typename StagedOverlapped::Parameters;
+  using Shared = typename StagedOverlapped::Shared;
 
   // The kernel's one copy of what it is given: with a second one registers are allocated differently.
   Pieces pieces;
@@ -6670,13 +6695,13 @@ struct StagedOverlapped {
 #pragma unroll
     for (int k = 0; k < S::width; ++k) {
       const float distance = sums.add(value[k], k);
-      if constexpr (L::holds_f16) value[k] = distance;
+      if constexpr (holds_f16) value[k] = distance;
     }
   }
   // The same of a piece in shared memory, where it waits for the output.
   __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
     add(value, sums);
-    if constexpr (L::holds_f16) {
+    if constexpr (holds_f16) {
       Packed<f16, S::width> packed;
       packed.pack(value);
       packed.store_shared(pieces.vector_of(piece, i));
@@ -6687,7 +6712,7 @@ struct StagedOverlapped {
   template <bool is_first, class R>
   __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
                                             Sums& sums) const {
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const auto whole = [](auto&& f) { f(0, S::width); };
     const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
     const auto careful = [&](int i, float(&value)[S::width]) {
@@ -6714,7 +6739,7 @@ struct StagedOverlapped {
       if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
     }
     if (plain) {
-#pragma unroll(L::at_once)
+#pragma unroll(at_once)
       for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
         float value[S::width];
         activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
@@ -6769,7 +6794,7 @@ struct StagedOverlapped {
   struct Choice<false, A, B> {
     using Type = B;
   };
-  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+  using Waiting = typename Choice<holds_f16, f16, Input>::Type;
 
   // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
   template <bool is_raw, class Parts>
@@ -6799,7 +6824,7 @@ struct StagedOverlapped {
   __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
                                                float shift, bool fits) const {
     constexpr bool by_row = S::after_by_row || S::before_by_row;
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const bool aligned = is_aligned(pieces.p, aligned_output);
     const bool plain = is_plain<by_row>(part, from, to, rows);
     const auto waiting = [&](int i, float(&value)[S::width]) {
@@ -6807,12 +6832,12 @@ struct StagedOverlapped {
       packed.load_shared(pieces.vector_of(piece, i));
       packed.unpack(value);
     };
-    if (plain && aligned && (!L::holds_f16 || fits)) {
-#pragma unroll(L::at_once)
+    if (plain && aligned && (!holds_f16 || fits)) {
+#pragma unroll(at_once)
       for (int i = from; i < to; ++i) {
         float value[S::width];
         waiting(i, value);
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
       }
     } else {
@@ -6820,7 +6845,7 @@ struct StagedOverlapped {
       for (int i = from; i < to; ++i) {
         if (!part.has(i)) continue;
         float value[S::width];
-        if (!L::holds_f16 || fits) {
+        if (!holds_f16 || fits) {
           waiting(i, value);
         } else {
           Packed<Input, S::width> packed;
@@ -6836,7 +6861,7 @@ struct StagedOverlapped {
           });
           forget<by_row>(rows);
         }
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
       }
       forget<by_row>(rows);
@@ -6849,25 +6874,25 @@ struct StagedOverlapped {
     int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
 #if __CUDA_ARCH__ >= 900
     if (pieces.lane() == 0) {
-      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+      for (int i = 0; i < all_pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
     }
     __syncwarp();
     Part next = pieces.part_of(slab);
     if (slab < slabs) {
-      pieces.request(next, L::even_piece);
-      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
-      pieces.request(next, L::kept_piece);
+      pieces.request(next, even_piece);
+      if constexpr (single > 0) pieces.request(next, single_piece);
+      pieces.request(next, kept_piece);
     }
-    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), odd_piece);
     if (threadIdx.x == 0) {
       initialise_exchange<S::warps>(pieces.shared);
       pieces.shared.warps_counted = 0;
     }
     start_cluster<S::blocks>();
 
-    float h[L::kept][S::width];
+    float h[kept][S::width];
 #pragma unroll
-    for (int i = 0; i < L::kept; ++i) {
+    for (int i = 0; i < kept; ++i) {
 #pragma unroll
       for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
     }
@@ -6912,7 +6937,7 @@ struct StagedOverlapped {
       if (more) {
         const int position = pieces.edge_of(next);
         if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
-        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        const int piece = parity == 0 ? even_piece : odd_piece;
         pieces.wait(piece, round / 2 & 1);
         sum_piece<true>(next, piece, next_rows, before.before, sums);
       }
@@ -6954,55 +6979,55 @@ struct StagedOverlapped {
               pieces.p.output, part.begin + edge_position,
               After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
         }
-        if constexpr (L::single > 0) {
-          finish_piece(part, L::single_piece, rows, row, shift, fits);
-          if (more) pieces.request_again(next, L::single_piece);
+        if constexpr (single > 0) {
+          finish_piece(part, single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, single_piece);
         }
-        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        const int piece = parity == 0 ? odd_piece : even_piece;
         finish_piece(part, piece, rows, row, shift, fits);
         if (slab + clusters < slabs) pieces.request_again(second, piece);
       }
       // Output of what is kept, and what takes its place.
-      if (more) pieces.wait(L::kept_piece, parity);
+      if (more) pieces.wait(kept_piece, parity);
       {
         const bool aligned = is_aligned(pieces.p, aligned_output);
         bool plain = aligned && has_current && more;
-        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
-        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        if (has_current) plain = is_plain<S::after_by_row>(part, raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, raw, S::vectors, next_rows) && plain;
         const auto whole = [](auto&& f) { f(0, S::width); };
         if (plain) {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
-            if (i < S::vectors - L::uncertain || part.has(i))
-              finish<false>(part, i, row, true, whole, h[i - L::raw]);
-            if (i < S::vectors - L::uncertain || next.has(i)) {
-              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+          for (int i = raw; i < S::vectors; ++i) {
+            if (i < S::vectors - uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - raw]);
+            if (i < S::vectors - uncertain || next.has(i)) {
+              activate(pieces.vector_of(kept_piece, i), next, i, before.before, whole, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
         } else {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
+          for (int i = raw; i < S::vectors; ++i) {
             if (has_current && part.has(i)) {
               finish<false>(
                   part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
-                  h[i - L::raw]);
+                  h[i - raw]);
             }
             if (more && next.has(i)) {
               activate(
-                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
-                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+                  pieces.vector_of(kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
           forget<S::before_by_row>(next_rows);
         }
       }
-      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (slab + clusters < slabs) pieces.request_again(second, kept_piece);
       if (!more) break;
-      if constexpr (L::single > 0) {
-        pieces.wait(L::single_piece, parity);
-        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      if constexpr (single > 0) {
+        pieces.wait(single_piece, parity);
+        sum_piece<false>(next, single_piece, next_rows, before.before, sums);
       }
       const int position = pieces.edge_of(next);
       if (position >= 0) {
@@ -7013,7 +7038,7 @@ struct StagedOverlapped {
         sums.add(edge, 0);
       }
       const float own_square = Statistics::send(pieces, next, sums, round);
-      if constexpr (L::holds_f16) {
+      if constexpr (holds_f16) {
         shift = sums.pivot;
         square = own_square;
       }
@@ -7531,7 +7556,7 @@ struct StagedSchedule {
 
 template <class Tail, class Numbers>
 struct StagedSchedule<true, Tail, Numbers> {
-  using Type = StagedOverlapped<Tail, Numbers>;
+  using Type = typename StagedOverlapped<Tail, Numbers>::Kernel;
 };
 
 template <class Tail, class Numbers>
@@ -7808,16 +7833,18 @@ struct Numbers {
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 88;
   static constexpr int plane = 704;
-  static constexpr bool boxed = true;
+  static constexpr int positions = 66564;
   static constexpr int box_z = 1;
   static constexpr int box_y = 6;
   static constexpr int box_x = 86;
   static constexpr int boxes_y = 43;
   static constexpr int boxes_x = 3;
-  static constexpr int positions = 66564;
-  static constexpr int window_split = 0;
+  static constexpr bool boxed = true;
+  static constexpr bool store_rows = true;
+  static constexpr bool guards = true;
   static constexpr int window = 704;
   static constexpr int windows = 1;
+  static constexpr int window_split = 0;
   static constexpr int window_y = 8;
   static constexpr int window_z = 1;
   static constexpr int copies = 8;
@@ -7825,22 +7852,20 @@ struct Numbers {
   static constexpr int bands = 4;
   static constexpr int band_copies = 2;
   static constexpr int tile_positions = 528;
-  static constexpr int groups = 3;
   static constexpr int tile_channels = 64;
+  static constexpr int groups = 3;
   static constexpr int columns = 176;
-  static constexpr int held_shared_words = 20;
-  static constexpr int row_pitch = 72;
   static constexpr int position_tiles = 129;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
   static constexpr int taps = 9;
   static constexpr int parts = 1;
+  static constexpr int held_shared_words = 20;
+  static constexpr int row_pitch = 72;
   static constexpr int raw_pitch = 92;
   static constexpr int raw_vectors = 23;
   static constexpr int raw_slots = 12;
-  static constexpr bool guards = true;
-  static constexpr bool store_rows = true;
   static constexpr int shared_bytes = 232064;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
@@ -7849,12 +7874,10 @@ struct Numbers {
     return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
   }
 };
-__global__ void __launch_bounds__(256)
-onepass_gemm_pingpong_pack(const __grid_constant__ onepass::PingpongPackParameters p) {
-  extern __shared__ __align__(16) unsigned char staged[];
-  onepass::GemmPack<onepass::Convolution, Numbers, onepass::PingpongPackParameters>{p, staged}.run();
-  if (blockIdx.x == 0 && threadIdx.x < 32)
-    onepass::pingpong::TensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);
+using Agent = onepass::pingpong::Pack<onepass::Convolution, onepass::Tail, Numbers>;
+__global__ void __launch_bounds__(256) onepass_gemm_pingpong_pack(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Agent{p, shared}.run();
 }
 
 }  // namespace block_1_tf32_gemm_pingpong_pack
@@ -7864,6 +7887,13 @@ namespace onepass {
 using namespace ::onepass;
 }
 
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+        : "l"(a), "l"(b + 0), "r"(add));
+  }
+};
 namespace onepass {
 
 struct Before {
@@ -7969,29 +7999,24 @@ struct Convolution {
 };
 }  // namespace onepass
 
-struct Product {
-  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-        : "l"(a), "l"(b + 0), "r"(add));
-  }
-};
 struct Numbers {
   using Operand = onepass::f16;
   using Product = block_1_tf32_gemm_pingpong::Product;
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 88;
   static constexpr int plane = 704;
-  static constexpr bool boxed = true;
+  static constexpr int positions = 66564;
   static constexpr int box_z = 1;
   static constexpr int box_y = 6;
   static constexpr int box_x = 86;
   static constexpr int boxes_y = 43;
   static constexpr int boxes_x = 3;
-  static constexpr int positions = 66564;
-  static constexpr int window_split = 0;
+  static constexpr bool boxed = true;
+  static constexpr bool store_rows = true;
+  static constexpr bool guards = true;
   static constexpr int window = 704;
   static constexpr int windows = 1;
+  static constexpr int window_split = 0;
   static constexpr int window_y = 8;
   static constexpr int window_z = 1;
   static constexpr int copies = 8;
@@ -7999,22 +8024,20 @@ struct Numbers {
   static constexpr int bands = 4;
   static constexpr int band_copies = 2;
   static constexpr int tile_positions = 528;
-  static constexpr int groups = 3;
   static constexpr int tile_channels = 64;
+  static constexpr int groups = 3;
   static constexpr int columns = 176;
-  static constexpr int held_shared_words = 20;
-  static constexpr int row_pitch = 72;
   static constexpr int position_tiles = 129;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
   static constexpr int taps = 9;
   static constexpr int parts = 1;
+  static constexpr int held_shared_words = 20;
+  static constexpr int row_pitch = 72;
   static constexpr int raw_pitch = 92;
   static constexpr int raw_vectors = 23;
   static constexpr int raw_slots = 12;
-  static constexpr bool guards = true;
-  static constexpr bool store_rows = true;
   static constexpr int shared_bytes = 232064;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
@@ -8025,7 +8048,7 @@ struct Numbers {
 };
 using Agent = onepass::GemmPingpong<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(512, 1) onepass_gemm_pingpong(const __grid_constant__ Agent::Parameters p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(alignof(Agent::Shared)) unsigned char shared[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
 }
 
@@ -8410,16 +8433,18 @@ struct Numbers {
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 88;
   static constexpr int plane = 704;
-  static constexpr bool boxed = true;
+  static constexpr int positions = 66564;
   static constexpr int box_z = 1;
   static constexpr int box_y = 6;
   static constexpr int box_x = 86;
   static constexpr int boxes_y = 43;
   static constexpr int boxes_x = 3;
-  static constexpr int positions = 66564;
-  static constexpr int window_split = 0;
+  static constexpr bool boxed = true;
+  static constexpr bool store_rows = true;
+  static constexpr bool guards = true;
   static constexpr int window = 704;
   static constexpr int windows = 1;
+  static constexpr int window_split = 0;
   static constexpr int window_y = 8;
   static constexpr int window_z = 1;
   static constexpr int copies = 8;
@@ -8427,22 +8452,20 @@ struct Numbers {
   static constexpr int bands = 4;
   static constexpr int band_copies = 2;
   static constexpr int tile_positions = 528;
-  static constexpr int groups = 3;
   static constexpr int tile_channels = 64;
+  static constexpr int groups = 3;
   static constexpr int columns = 176;
-  static constexpr int held_shared_words = 20;
-  static constexpr int row_pitch = 72;
   static constexpr int position_tiles = 129;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
   static constexpr int taps = 9;
   static constexpr int parts = 1;
+  static constexpr int held_shared_words = 20;
+  static constexpr int row_pitch = 72;
   static constexpr int raw_pitch = 92;
   static constexpr int raw_vectors = 23;
   static constexpr int raw_slots = 12;
-  static constexpr bool guards = true;
-  static constexpr bool store_rows = true;
   static constexpr int shared_bytes = 232064;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
@@ -8451,12 +8474,10 @@ struct Numbers {
     return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
   }
 };
-__global__ void __launch_bounds__(256)
-onepass_gemm_pingpong_pack(const __grid_constant__ onepass::PingpongPackParameters p) {
-  extern __shared__ __align__(16) unsigned char staged[];
-  onepass::GemmPack<onepass::Convolution, Numbers, onepass::PingpongPackParameters>{p, staged}.run();
-  if (blockIdx.x == 0 && threadIdx.x < 32)
-    onepass::pingpong::TensorMap<onepass::Convolution, onepass::Tail::Input, Numbers>::build(p);
+using Agent = onepass::pingpong::Pack<onepass::Convolution, onepass::Tail, Numbers>;
+__global__ void __launch_bounds__(256) onepass_gemm_pingpong_pack(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Agent{p, shared}.run();
 }
 
 }  // namespace block_1_tf32_away_gemm_pingpong_pack
@@ -8466,6 +8487,13 @@ namespace onepass {
 using namespace ::onepass;
 }
 
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+        : "l"(a), "l"(b + 0), "r"(add));
+  }
+};
 namespace onepass {
 
 struct Before {
@@ -8571,29 +8599,24 @@ struct Convolution {
 };
 }  // namespace onepass
 
-struct Product {
-  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-        : "l"(a), "l"(b + 0), "r"(add));
-  }
-};
 struct Numbers {
   using Operand = onepass::f16;
   using Product = block_1_tf32_away_gemm_pingpong::Product;
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 88;
   static constexpr int plane = 704;
-  static constexpr bool boxed = true;
+  static constexpr int positions = 66564;
   static constexpr int box_z = 1;
   static constexpr int box_y = 6;
   static constexpr int box_x = 86;
   static constexpr int boxes_y = 43;
   static constexpr int boxes_x = 3;
-  static constexpr int positions = 66564;
-  static constexpr int window_split = 0;
+  static constexpr bool boxed = true;
+  static constexpr bool store_rows = true;
+  static constexpr bool guards = true;
   static constexpr int window = 704;
   static constexpr int windows = 1;
+  static constexpr int window_split = 0;
   static constexpr int window_y = 8;
   static constexpr int window_z = 1;
   static constexpr int copies = 8;
@@ -8601,22 +8624,20 @@ struct Numbers {
   static constexpr int bands = 4;
   static constexpr int band_copies = 2;
   static constexpr int tile_positions = 528;
-  static constexpr int groups = 3;
   static constexpr int tile_channels = 64;
+  static constexpr int groups = 3;
   static constexpr int columns = 176;
-  static constexpr int held_shared_words = 20;
-  static constexpr int row_pitch = 72;
   static constexpr int position_tiles = 129;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
   static constexpr int taps = 9;
   static constexpr int parts = 1;
+  static constexpr int held_shared_words = 20;
+  static constexpr int row_pitch = 72;
   static constexpr int raw_pitch = 92;
   static constexpr int raw_vectors = 23;
   static constexpr int raw_slots = 12;
-  static constexpr bool guards = true;
-  static constexpr bool store_rows = true;
   static constexpr int shared_bytes = 232064;
   static constexpr int pack_channels = 1;
   static constexpr bool pack_staged = true;
@@ -8627,7 +8648,7 @@ struct Numbers {
 };
 using Agent = onepass::GemmPingpong<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(512, 1) onepass_gemm_pingpong(const __grid_constant__ Agent::Parameters p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(alignof(Agent::Shared)) unsigned char shared[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
 }
 
@@ -9010,29 +9031,31 @@ struct Numbers {
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 258;
   static constexpr int plane = 66564;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 66564;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 66564;
-  static constexpr int window_split = 0;
+  static constexpr bool boxed = false;
   static constexpr int window = 870;
   static constexpr int windows = 1;
+  static constexpr int window_split = 0;
   static constexpr int tile_positions = 352;
   static constexpr int tile_channels = 64;
   static constexpr int columns = 176;
   static constexpr bool groups_share_positions = false;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 190;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 2;
   static constexpr int taps = 9;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 2;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 55680;
   static constexpr int weight_stages = 4;
@@ -9044,8 +9067,6 @@ struct Numbers {
   static constexpr int raw_slots = 2;
   static constexpr int raw_pitch = 876;
   static constexpr int raw_slot_bytes = 28032;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = false;
@@ -9063,10 +9084,10 @@ struct Numbers {
     return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
   }
 };
-__global__ void __launch_bounds__(256)
-onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {
-  extern __shared__ __align__(16) unsigned char staged[];
-  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();
+using Agent = onepass::GemmPack<onepass::Convolution, Numbers>;
+__global__ void __launch_bounds__(256) onepass_gemm_pack(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Agent{p, shared}.run();
 }
 
 }  // namespace block_1_near_f32_gemm_pack
@@ -9076,6 +9097,13 @@ namespace onepass {
 using namespace ::onepass;
 }
 
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+        : "l"(a), "l"(b + 0), "r"(add));
+  }
+};
 namespace onepass {
 
 struct Before {
@@ -9181,42 +9209,37 @@ struct Convolution {
 };
 }  // namespace onepass
 
-struct Product {
-  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-        : "l"(a), "l"(b + 0), "r"(add));
-  }
-};
 struct Numbers {
   using Operand = onepass::f16;
   using Product = block_1_near_f32_gemm_wgmma::Product;
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 258;
   static constexpr int plane = 66564;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 66564;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 66564;
-  static constexpr int window_split = 0;
+  static constexpr bool boxed = false;
   static constexpr int window = 870;
   static constexpr int windows = 1;
+  static constexpr int window_split = 0;
   static constexpr int tile_positions = 352;
   static constexpr int tile_channels = 64;
   static constexpr int columns = 176;
   static constexpr bool groups_share_positions = false;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 190;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 2;
   static constexpr int taps = 9;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 2;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 55680;
   static constexpr int weight_stages = 4;
@@ -9228,8 +9251,6 @@ struct Numbers {
   static constexpr int raw_slots = 2;
   static constexpr int raw_pitch = 876;
   static constexpr int raw_slot_bytes = 28032;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = false;
@@ -9249,7 +9270,7 @@ struct Numbers {
 };
 using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(384, 1) onepass_gemm_wgmma(const __grid_constant__ Agent::Parameters p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(alignof(Agent::Shared)) unsigned char shared[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
 }
 
@@ -9372,29 +9393,31 @@ struct Numbers {
   static constexpr float steepness = 1.13000f;
   static constexpr int pitch = 258;
   static constexpr int plane = 66564;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 66564;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 66564;
-  static constexpr int window_split = 0;
+  static constexpr bool boxed = false;
   static constexpr int window = 870;
   static constexpr int windows = 1;
+  static constexpr int window_split = 0;
   static constexpr int tile_positions = 352;
   static constexpr int tile_channels = 64;
   static constexpr int columns = 176;
   static constexpr bool groups_share_positions = false;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 190;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 64;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 2;
   static constexpr int taps = 9;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 2;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 55680;
   static constexpr int weight_stages = 4;
@@ -9406,8 +9429,6 @@ struct Numbers {
   static constexpr int raw_slots = 2;
   static constexpr int raw_pitch = 876;
   static constexpr int raw_slot_bytes = 28032;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = false;
@@ -10031,7 +10052,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_2248c1ab, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -10120,7 +10141,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_2248c1ab, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -10209,7 +10230,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_2248c1ab, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -10294,13 +10315,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_322c6658, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_2248c1ab, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s19_322c6658"
+_NAMESPACE = "onepass_s19_2248c1ab"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

@@ -820,6 +820,27 @@ class Tickets {
   uint32* counter_;
 };
 
+// Runs first(unit, tile, counters) and second(unit, tile, counters) of an agent, as tickets come. A unit has
+// four words behind the launch's.
+template <class Agent, class Skips>
+__device__ __forceinline__ void run_tickets(const Agent& agent, int64 units, Skips&& skips) {
+  using Items = Schedule<Agent::first_tiles, Agent::second_tiles>;
+  const auto& p = agent.p;
+  const int64 tickets = Items::tickets(units, p.wave_units);
+  Tickets own(p.control);
+#pragma unroll 1
+  for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
+    const Items item(ticket, p.wave_units);
+    if (item.unit >= units || skips(item.unit)) continue;
+    uint32* counters = p.control + 4 + item.unit * 4;
+    if (item.is_first) {
+      if constexpr (Agent::first_tiles > 0) agent.first(item.unit, item.tile, counters);
+    } else {
+      if constexpr (Agent::second_tiles > 0) agent.second(item.unit, item.tile, counters);
+    }
+  }
+}
+
 // The channel values of one row, or of `Width` neighbouring rows where a vector runs over channels.
 template <class Chain, int Rows>
 struct ChannelValues {
@@ -1204,13 +1225,32 @@ struct ThinRows {
   }
 };
 
+// body(row, position) for the values of a thread that count.
+template <int Rows, int Count, class Which, class Body>
+__device__ __forceinline__ void for_each_value(Which which, Body&& body) {
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (has(i, which)) body(r, i);
+    }
+  }
+}
+
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
-//     and its values are dropped.
+//   auto rows = begin_rows(epilogue, slot, in_range): a thread's rows. A row that is not in range has a valid
+//     slot, and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
 //   epilogue.template finish<team>(rows): by every thread of the block
 //   epilogue.store(tile): once, when all channels are finished
+template <class Epilogue, int Rows>
+__device__ __forceinline__ typename Epilogue::template State<Rows> begin_rows(const Epilogue& epilogue,
+                                                                              const int (&slot)[Rows],
+                                                                              const bool (&in_range)[Rows]) {
+  return {epilogue.p, epilogue.n, slot, in_range};
+}
+
 template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
   using Before = typename Tail::Before;
@@ -1226,24 +1266,14 @@ struct MomentsEpilogue {
     float m2[Rows] = {};
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        typename Before::template Tensors<1> tensors;
-        tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
-        h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
-      }
-    }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
+      h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
+    });
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
@@ -1336,33 +1366,23 @@ struct ApplyEpilogue {
     }
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
-        typename Before::template Tensors<1> before;
-        typename After::template Tensors<1> after;
-        before.load(p, index);
-        after.load(p, index);
-        float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
-        value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
-        if constexpr (Tail::has_mean) {
-          rows.sum[r] += value;
-        } else if (rows.in_range[r]) {
-          store_one<typename Tail::Output>(p.output, index, value);
-        }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
+      typename Before::template Tensors<1> before;
+      typename After::template Tensors<1> after;
+      before.load(p, index);
+      after.load(p, index);
+      float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
+      value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
+      if constexpr (Tail::has_mean) {
+        rows.sum[r] += value;
+      } else if (rows.in_range[r]) {
+        store_one<typename Tail::Output>(p.output, index, value);
       }
-    }
+    });
   }
 
   template <int team, int Rows>
@@ -1511,23 +1531,10 @@ struct Thin {
   }
 
   __device__ __forceinline__ void run() const {
-    using Items = Schedule<first_tiles, second_tiles>;
-    const int64 units = (p.batch + samples - 1) / samples;
-    const int64 tickets = Items::tickets(units, p.wave_units);
     // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units || (!all && p.only[item.unit] == 0)) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
-      } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
-      }
-    }
+    run_tickets(*this, (p.batch + samples - 1) / samples,
+                [&](int64 unit) { return !all && p.only[unit] == 0; });
   }
 };
 
@@ -1575,7 +1582,36 @@ __device__ __forceinline__ bool is_exact_in_f16(const Parameters& p, int64 n, in
 }  // namespace onepass
 
 // --------------------------------------------------------------------------------------------------
-// Sizes that the pieces of thin/wgmma.cuh share, shared memory and its ring.
+// A thin convolution whose block ends in a mean, on the tensor cores of sm_90a: warpgroup products whose
+// columns are eight lanes of a position, and whose rows are the taps of the first dimension.
+//
+//   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
+//
+// An input plane is multiplied once, by all taps of the first dimension. Plane slot b of the accumulators
+// belongs to output plane d with (d + turn) % taps == b, and A is read from a place that turns with the input
+// plane. A slot is complete after its last tap: its warps apply the chain and start again from zeros. A warp
+// has 16 channels of one slot, or, `paired`, eight channels of two slots. Then two warps share the outputs
+// that a plane completes, in half the time, but A is in shared memory once for every turn. A warpgroup has
+// two strips of a tile, half a turn apart: two of its warps finish outputs of the first strip, the others
+// those of the second.
+//
+// A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
+// s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
+// matrix (K x N with N contiguous, no swizzle). Eight terms, core_columns taps along the last dimension of
+// core_rows taps along the middle one of core_channels input channels, are eight neighbouring units: channels
+// lie side by side, and window row q is kept together with the core_rows - 1 rows that follow it at the
+// distance of taps.
+//
+// A block has two warpgroups that multiply and one that loads: planes pass through a ring in shared memory.
+// A unit (8 / row_groups samples) is one block's alone, or, where there are few of them, a cluster's, whose
+// blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
+// block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
+//
+// Precisions and scales are those of thin/samples.cuh. Samples whose values overflow f16 are computed again
+// on CUDA cores (thin/cores.cuh). So are samples with values that are not finite, where products are padded.
+//
+// ThinWgmma has the kernel's types, sizes and shared memory. Its pieces are nested classes, each defined in
+// its own file of wgmma/.
 
 namespace onepass::warpgroup {
 
@@ -1619,13 +1655,20 @@ __device__ __forceinline__ void sync(int barrier) {
 
 namespace onepass {
 
-template <class Convolution, class OfTail, class OfNumbers>
-struct WgmmaLayout {
-  using C = Convolution;
-  using Tail = OfTail;
-  using Numbers = OfNumbers;
+// `Product` is generated (src/cuda/thin/wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma {
+  struct Weights;   // wgmma/weights.cuh: A as the tensor cores read it
+  struct Elements;  // wgmma/elements.cuh: fills the ring, an element at a time
+  struct Producer;  // wgmma/producer.cuh: fills the ring by whole rows, or elements
+  struct Products;  // wgmma/products.cuh: the mainloop
+  struct Outputs;   // wgmma/outputs.cuh: its epilogue
+  struct Kernel;    // wgmma/kernel.cuh: roles of warps, ends of units
+
   using Input = typename Tail::Input;
   using Parameters = ThinWgmmaParameters<Tail::parameters>;
+  using MomentsPass = MomentsEpilogue<C, Tail, Numbers, Parameters>;
+  using ApplyPass = ApplyEpilogue<C, Tail, Numbers, Parameters>;
   static constexpr bool splits = Input::bytes == 4;
   static constexpr int input_parts = Numbers::input_parts;
   static constexpr int weight_parts = Numbers::weight_parts;
@@ -1740,6 +1783,12 @@ struct WgmmaLayout {
     bool group_is_last[warpgroups];
   };
 
+  // What every piece has a copy of.
+  struct Block {
+    const Parameters& p;
+    Shared& shared;
+  };
+
   static_assert(parts == 1 || !two_passes, "blocks of a cluster do not wait for a norm");
 
   static __device__ __forceinline__ int rank() {
@@ -1760,6 +1809,8 @@ struct WgmmaLayout {
   // all threads do it: producers have few registers and would spill elements.
   static constexpr bool all_prepare = input_parts == 2 && parts == 1;
 
+  using Sums = float[columns * 4];  // of a strip
+
   // Planes that a warpgroup has multiplied.
   struct Ring {
     uint32 count = 0;
@@ -1778,63 +1829,56 @@ struct WgmmaLayout {
 // --------------------------------------------------------------------------------------------------
 // The mainloop of thin/wgmma.cuh: products of a plane, and where their operands and sums lie.
 
-// `Product` is generated (src/cuda/thin/wgmma.cc): multiply(d, a, b, accumulates) of 64 x 8 columns x 16.
-template <class L, class Product>
-struct WgmmaProducts {
-  using C = typename L::C;
-
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Products {
   // --- Rows of the accumulators: eight of a warp (r = 0), then eight more ---
   static __device__ __forceinline__ int plane_slot(int warp, int r) {
-    if (!L::paired) return warp / L::channel_blocks;
-    return L::taps0 == 2 ? r : warp / 2 * 2 + r;
+    if (!paired) return warp / channel_blocks;
+    return taps0 == 2 ? r : warp / 2 * 2 + r;
   }
   // The warp's eight channels, in eights of the tile.
   static __device__ __forceinline__ int channels_of(int warp, int r) {
-    if (!L::paired) return warp % L::channel_blocks * 2 + r;
-    return L::taps0 == 2 ? warp : warp % 2;
+    if (!paired) return warp % channel_blocks * 2 + r;
+    return taps0 == 2 ? warp : warp % 2;
   }
   static __device__ __forceinline__ bool is_used(int warp, int r) {
-    return plane_slot(warp, r) < L::taps0 && channels_of(warp, r) < 2 * L::channel_blocks;
+    return plane_slot(warp, r) < taps0 && channels_of(warp, r) < 2 * channel_blocks;
   }
 
   // Planes that are unrolled: a round of the slots, so that the completed slot of each plane is a constant.
   // Partial sums that begin with every plane are not unrolled: the compiler takes other registers each time
   // and serialises products.
-  static constexpr int round_planes = L::promotes ? 1 : L::taps0;
+  static constexpr int round_planes = promotes ? 1 : taps0;
   // Whether a round begins at the ring's first slot: operand addresses of a plane are then constants.
-  static constexpr bool knows_slots = round_planes == L::planes && L::window_planes % L::planes == 0;
+  static constexpr bool knows_slots = round_planes == planes && window_planes % planes == 0;
 
   // --- Consumers ---
   static __device__ __forceinline__ float output_of(float sum, float unscale, float bias) {
-    return L::begins_with_bias ? sum : fmaf(sum, unscale, bias);
+    return begins_with_bias ? sum : fmaf(sum, unscale, bias);
   }
 
   static __device__ __forceinline__ int lane_of(int e) { return threadIdx.x % 4 * 2 + e; }
-  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / L::row_groups; }
+  static __device__ __forceinline__ int sample_of_lane(int e) { return lane_of(e) / row_groups; }
   static __device__ __forceinline__ int first_row_of_lane(int e) {
-    return lane_of(e) % L::row_groups * L::lane_rows;
+    return lane_of(e) % row_groups * lane_rows;
   }
 
   // Whether every thread's lane `e` has a row, whatever the strip.
   static constexpr __device__ bool has_row_always(int e) {
-    return L::row_groups == 1 ? L::lane_rows <= C::output_size(1)
-                              : (L::row_groups - 2 + e) * L::lane_rows + L::lane_rows <= C::output_size(1);
+    return row_groups == 1 ? lane_rows <= C::output_size(1)
+                           : (row_groups - 2 + e) * lane_rows + lane_rows <= C::output_size(1);
   }
 
   // Where core `core` of output position 0 lies, in units.
   static constexpr __device__ int core_offset(int core) {
-    return (core / (L::groups1 * L::groups2) * L::starts +
-            core / L::groups2 % L::groups1 * L::core_rows * L::delta1) *
-               L::row_units +
-           core % L::groups2 * L::core_columns * L::delta2 * L::pitch;
+    return (core / (groups1 * groups2) * starts + core / groups2 % groups1 * core_rows * delta1) * row_units +
+           core % groups2 * core_columns * delta2 * pitch;
   }
 
-  using Sums = float[L::columns * 4];
-
-  static constexpr int products = L::weight_parts + L::input_parts - 1;  // of two cores
+  static constexpr int products = weight_parts + input_parts - 1;  // of two cores
 
   static constexpr uint32 upper_a = 8;
-  static constexpr uint32 upper_b = L::pitch * L::step2;
+  static constexpr uint32 upper_b = pitch * step2;
 
   // The lower halves of the descriptors of A and B.
   struct Places {
@@ -1851,17 +1895,16 @@ struct WgmmaProducts {
   static constexpr __device__ Places behind(int i) {
     const int core = 2 * (i / products);
     const int part = i % products;  // of the weights, then of the input
-    const int distance = core + 1 < L::cores ? core_offset(core + 1) - core_offset(core) : 0;
-    return {
-        static_cast<uint32>(i / products * L::weight_parts + (part == 1 && L::weight_parts == 2 ? 1 : 0)) *
-            2 * L::weight_units,
-        static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? L::plane_units : 0)};
+    const int distance = core + 1 < cores ? core_offset(core + 1) - core_offset(core) : 0;
+    return {static_cast<uint32>(i / products * weight_parts + (part == 1 && weight_parts == 2 ? 1 : 0)) * 2 *
+                weight_units,
+            static_cast<uint32>(core_offset(core) | distance << 16) + (part == 2 ? plane_units : 0)};
   }
 
   // Product `i` of a strip's plane. The compiler does not know that a partial sum begins from zero: otherwise
   // it takes other registers each time and serialises products.
   static __device__ __forceinline__ void multiply(Sums& sums, const Operands& begin, int i) {
-    const bool accumulates = L::promotes ? gridDim.y > 1 : !L::begins_always;
+    const bool accumulates = promotes ? gridDim.y > 1 : !begins_always;
     const uint32 a = begin.at.a + behind(i).a;
     const uint32 b = begin.at.b + behind(i).b;
     if constexpr (knows_slots) {
@@ -1889,7 +1932,7 @@ struct WgmmaProducts {
   static __device__ __forceinline__ void multiply_plane(Sums& sums, const Operands& begin) {
     warpgroup::fence();
 #pragma unroll
-    for (int i = 0; i < L::steps * products; ++i) multiply(sums, begin, i);
+    for (int i = 0; i < steps * products; ++i) multiply(sums, begin, i);
     warpgroup::commit();
   }
   // Products of two strips by turns: a product waits for the one before with the same sums.
@@ -1898,7 +1941,7 @@ struct WgmmaProducts {
                                                          const Operands& begin_second) {
     warpgroup::fence();
 #pragma unroll
-    for (int i = 0; i < L::steps * products; ++i) {
+    for (int i = 0; i < steps * products; ++i) {
       multiply(first, begin_first, i);
       multiply(second, begin_second, i);
     }
@@ -1908,41 +1951,29 @@ struct WgmmaProducts {
   // Tells the compiler that products have written the sums.
   static __device__ __forceinline__ void arrived(Sums& sums) {
 #pragma unroll
-    for (int i = 0; i < L::columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+    for (int i = 0; i < columns * 4; ++i) asm volatile("" : "+f"(sums[i])::"memory");
   }
 };
 
 // --------------------------------------------------------------------------------------------------
 // The epilogue of thin/wgmma.cuh: the chain on completed sums, and sums or moments of its values.
 
-template <class L, class Product>
-struct WgmmaOutputs {
-  using Products = WgmmaProducts<L, Product>;
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Outputs {
   using Operands = typename Products::Operands;
-  using Sums = typename Products::Sums;
-  using C = typename L::C;
-  using Tail = typename L::Tail;
-  using Numbers = typename L::Numbers;
-  using Parameters = typename L::Parameters;
-  using Ring = typename L::Ring;
-  using Shared = typename L::Shared;
 
-  const Parameters& p;
-  Shared& shared;
-
-  using MomentsPass = MomentsEpilogue<C, Tail, Numbers, Parameters>;
-  using ApplyPass = ApplyEpilogue<C, Tail, Numbers, Parameters>;
+  const Block block;
 
   // Values since the last update of the moments: sums of distances from the mean of that time.
   struct Recent {
     static constexpr int most = 16;  // planes
-    float sum[2][L::state_rows] = {};
-    float squares[2][L::state_rows] = {};
+    float sum[2][state_rows] = {};
+    float squares[2][state_rows] = {};
 
     // After which rounds moments are updated: the first that completes an output, and then every `apart`
     // planes.
     static __device__ __forceinline__ bool is_over(int first_of_round) {
-      constexpr int first = (L::taps0 - 1) / Products::round_planes * Products::round_planes;
+      constexpr int first = (taps0 - 1) / Products::round_planes * Products::round_planes;
       constexpr int apart = most / Products::round_planes * Products::round_planes;
       return first_of_round >= first && (first_of_round - first) % apart == 0;
     }
@@ -1952,18 +1983,18 @@ struct WgmmaOutputs {
   // `Count` columns.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const ApplyPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[L::state_rows],
-                                       const float (&bias)[L::state_rows], Recent& recent, bool) const {
+                                       int row, int column, const float (&unscale)[state_rows],
+                                       const float (&bias)[state_rows], Recent& recent, bool) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int q1 = row + Products::first_row_of_lane(e);
       if (q1 >= C::output_size(1)) continue;
-      float h[L::state_rows][Count];
+      float h[state_rows][Count];
       int offset[Count];
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
 #pragma unroll
-        for (int r = 0; r < L::state_rows; ++r)
+        for (int r = 0; r < state_rows; ++r)
           h[r][k] = Products::output_of(sums[4 * k + 2 * (First + r) + e], unscale[r], bias[r]);
         offset[k] = offset_of(d, q1, column + k);
       }
@@ -1976,19 +2007,20 @@ struct WgmmaOutputs {
   // squares.
   template <int First, int Count, class State>
   __device__ __forceinline__ void take(const MomentsPass& pass, State (&state)[2], const Sums& sums, int d,
-                                       int row, int column, const float (&unscale)[L::state_rows],
-                                       const float (&bias)[L::state_rows], Recent& recent,
+                                       int row, int column, const float (&unscale)[state_rows],
+                                       const float (&bias)[state_rows], Recent& recent,
                                        bool may_be_first) const {
     using Before = typename Tail::Before;
-    float sum[2][L::state_rows], squares[2][L::state_rows];
+    float sum[2][state_rows], squares[2][state_rows];
     const auto value_of = [&](float product, int e, int r, int k) {
       // A lane without a row reads values of the last row and drops them.
       const int q1 = row + Products::first_row_of_lane(e);
       typename Before::template Tensors<1> tensors;
-      tensors.load(p, element_index<C, Tail, Numbers>(
-                          pass.n, state[e].slot[r],
-                          offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
-                                    column + k)));
+      tensors.load(block.p,
+                   element_index<C, Tail, Numbers>(
+                       pass.n, state[e].slot[r],
+                       offset_of(d, q1 < C::output_size(1) ? q1 : static_cast<int>(C::output_size(1)) - 1,
+                                 column + k)));
       return Before::value(Products::output_of(product, unscale[r], bias[r]), state[e].before[r].value[0],
                            tensors, 0);
     };
@@ -2003,7 +2035,7 @@ struct WgmmaOutputs {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int r = 0; r < L::state_rows; ++r) {
+        for (int r = 0; r < state_rows; ++r) {
           // Computed again below, where it and the distance are one instruction.
           float product = sums[2 * (First + r) + e];
           asm volatile("" : "+f"(product));
@@ -2013,17 +2045,16 @@ struct WgmmaOutputs {
       }
     }
     // Some columns at a time: as many values as hide each other's latency.
-    constexpr int at_once = 4 / L::state_rows;
+    constexpr int at_once = 4 / state_rows;
 #pragma unroll
     for (int first = 0; first < Count; first += at_once) {
-      float distance[at_once][2][L::state_rows];
+      float distance[at_once][2][state_rows];
 #pragma unroll
       for (int k = 0; k < at_once && first + k < Count; ++k) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < L::state_rows; ++r)
-            distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
+          for (int r = 0; r < state_rows; ++r) distance[k][e][r] = value(e, r, first + k) - state[e].mean[r];
         }
       }
 #pragma unroll
@@ -2031,7 +2062,7 @@ struct WgmmaOutputs {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
-          for (int r = 0; r < L::state_rows; ++r) {
+          for (int r = 0; r < state_rows; ++r) {
             const float own = distance[k][e][r];
             sum[e][r] = first + k == 0 ? own : sum[e][r] + own;
             squares[e][r] = first + k == 0 ? own * own : fmaf(own, own, squares[e][r]);
@@ -2042,7 +2073,7 @@ struct WgmmaOutputs {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
-      for (int r = 0; r < L::state_rows; ++r) {
+      for (int r = 0; r < state_rows; ++r) {
         add_where(is_one[e], recent.sum[e][r], sum[e][r], e);
         add_where(is_one[e], recent.squares[e][r], squares[e][r], e);
       }
@@ -2057,7 +2088,7 @@ struct WgmmaOutputs {
       const float count = state[e].count;
       const float per_value = count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f;
 #pragma unroll
-      for (int r = 0; r < L::state_rows; ++r) {
+      for (int r = 0; r < state_rows; ++r) {
         const float moved = recent.sum[e][r] * per_value;
         state[e].mean[r] += moved;
         state[e].m2[r] += not_below_zero(fmaf(-recent.sum[e][r], moved, recent.squares[e][r]));
@@ -2090,102 +2121,101 @@ struct WgmmaOutputs {
   // All tiles of a unit, `channel_tile` of its channels.
   template <class Pass, class State>
   __device__ __forceinline__ void consume(const Pass& pass, State (&state)[2], int channel_tile, Ring& ring,
-                                          const float (&unscale)[L::state_rows],
-                                          const float (&bias)[L::state_rows]) const {
-    const int group = L::uniform(threadIdx.x / 128);
-    const int warp = L::uniform(threadIdx.x / 32 % 4);
+                                          const float (&unscale)[state_rows],
+                                          const float (&bias)[state_rows]) const {
+    const int group = uniform(threadIdx.x / 128);
+    const int warp = uniform(threadIdx.x / 32 % 4);
     // A warp without channels has zero weights and nothing to finish.
-    const bool has_channels = channel_tile * L::channel_blocks * 16 + Products::channels_of(warp, 0) * 8 <
+    const bool has_channels = channel_tile * channel_blocks * 16 + Products::channels_of(warp, 0) * 8 <
                               static_cast<int>(C::channels);
-    constexpr int across = L::strips / L::tile_rows;  // strips side by side
-    uint32 weights[2];                                // of the strips
+    constexpr int across = strips / tile_rows;  // strips side by side
+    uint32 weights[2];                          // of the strips
     uint32 windows[2];
 #pragma unroll
     for (int own = 0; own < 2; ++own) {
       const int strip = group * 2 + own;
-      const int set = L::weight_sets == 1 ? 0 : L::weight_sets == L::strips ? strip : group % L::weight_sets;
-      weights[own] =
-          warpgroup::descriptor(barrier::shared_address(shared.weight[channel_tile][set]), L::weight_units);
-      const int offset =
-          (strip / across * L::step1 * L::row_units + strip % across * L::columns * L::step2 * L::pitch) * 16;
-      windows[own] = warpgroup::descriptor(barrier::shared_address(shared.x[0][0]) + offset, 0);
+      const int set = weight_sets == 1 ? 0 : weight_sets == strips ? strip : group % weight_sets;
+      weights[own] = warpgroup::descriptor(barrier::shared_address(block.shared.weight[channel_tile][set]),
+                                           weight_units);
+      const int offset = (strip / across * step1 * row_units + strip % across * columns * step2 * pitch) * 16;
+      windows[own] = warpgroup::descriptor(barrier::shared_address(block.shared.x[0][0]) + offset, 0);
     }
     const uint64 base_a =
-        Products::base_of(L::weight_sets == 1 ? weights[0] : L::uniform(weights[0]), Products::upper_a);
-    const uint64 base_b = Products::base_of(L::uniform(windows[0]), Products::upper_b);
+        Products::base_of(weight_sets == 1 ? weights[0] : uniform(weights[0]), Products::upper_a);
+    const uint64 base_b = Products::base_of(uniform(windows[0]), Products::upper_b);
     // A zero that the compiler does not know (the grid has one dimension): it would move a constant twice.
     const float zero = __uint_as_float(gridDim.y - 1);
-    const float begin[2] = {L::begins_with_bias ? bias[0] : zero,
-                            L::begins_with_bias ? bias[L::state_rows - 1] : zero};
+    const float begin[2] = {begins_with_bias ? bias[0] : zero,
+                            begins_with_bias ? bias[state_rows - 1] : zero};
     Recent recent;
     Sums first, second;
     int tile = 0;
     int first_of_round = 0;
     const auto turn_of = [&](int own, int plane) {
-      return ((Products::round_planes == 1 ? first_of_round : 0) + plane + own * (L::taps0 / 2)) % L::taps0;
+      return ((Products::round_planes == 1 ? first_of_round : 0) + plane + own * (taps0 / 2)) % taps0;
     };
     const auto operands_of = [&](int own, int plane) -> Operands {
       const uint32 turn = turn_of(own, plane);
-      const uint32 turned = L::paired ? turn * static_cast<uint32>(sizeof(shared.weight[0][0][0]) / 16)
-                                      : (L::taps0 - 1 - turn) * L::channel_blocks * 16;
-      constexpr uint32 of_slot = L::input_parts * L::plane_units;
+      const uint32 turned = paired ? turn * static_cast<uint32>(sizeof(block.shared.weight[0][0][0]) / 16)
+                                   : (taps0 - 1 - turn) * channel_blocks * 16;
+      constexpr uint32 of_slot = input_parts * plane_units;
       if constexpr (Products::knows_slots) {
         // Distance from the first strip's to the second's.
-        constexpr uint32 of_set = L::weight_sets == L::strips ? sizeof(shared.weight[0][0]) / 16 : 0;
-        constexpr uint32 apart = across == 1 ? L::step1 * L::row_units : L::columns * L::step2 * L::pitch;
+        constexpr uint32 of_set = weight_sets == strips ? sizeof(block.shared.weight[0][0]) / 16 : 0;
+        constexpr uint32 apart = across == 1 ? step1 * row_units : columns * step2 * pitch;
         // Two different ones: otherwise the compiler computes the common part of both strips separately.
         return {{own * of_set + turned, own * apart + plane * of_slot},
                 own == 0 ? gridDim.y : gridDim.z,
                 base_a,
                 base_b};
       }
-      return {{L::uniform(weights[own] + turned),
-               L::uniform(windows[own] + (ring.count + plane) % L::planes * of_slot)},
-              1,
-              0,
-              0};
+      return {
+          {uniform(weights[own] + turned), uniform(windows[own] + (ring.count + plane) % planes * of_slot)},
+          1,
+          0,
+          0};
     };
     // Finishes the outputs that a plane completes and begins the next ones in their place. A warp has its
     // first eight rows, its second or, not paired, both in the completed slot.
     const auto finish_plane = [&]<int own, int plane>(Sums& sums) {
       const int strip = group * 2 + own;
-      const int row = tile / L::column_tiles * L::tile_rows + strip / across;
-      const int column = tile % L::column_tiles * L::tile_columns + strip % across * L::columns;
+      const int row = tile / column_tiles * tile_rows + strip / across;
+      const int column = tile % column_tiles * tile_columns + strip % across * columns;
       const int q = first_of_round + plane;
-      const int d = L::first_plane() + q - (L::taps0 - 1);
-      const bool is_output = (plane >= L::taps0 - 1 || q >= L::taps0 - 1) &&
-                             (L::parts == 1 || d < C::output_size(0)) && row < L::lane_rows;
-      const int ending = (turn_of(own, plane) + 1) % L::taps0;
+      const int d = first_plane() + q - (taps0 - 1);
+      const bool is_output =
+          (plane >= taps0 - 1 || q >= taps0 - 1) && (parts == 1 || d < C::output_size(0)) && row < lane_rows;
+      const int ending = (turn_of(own, plane) + 1) % taps0;
       // The first output of a warp, and of a lane with rows, is in the first tile and one of the first two
       // rounds.
-      const bool may_be_first = tile == L::first_tile() && first_of_round < 2 * L::taps0;
+      const bool may_be_first = tile == first_tile() && first_of_round < 2 * taps0;
       const auto finish_rows = [&]<int r>() {
-        if (L::paired && Products::round_planes > 1 && ending % 2 != r) return;  // known here
+        if (paired && Products::round_planes > 1 && ending % 2 != r) return;  // known here
         const bool is_own = Products::plane_slot(warp, r) == ending;
         if (is_own && has_channels && is_output)
           take_columns<r>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
-        if constexpr (!L::begins_always)
-          Product::template begin_where<!L::paired || r == 0, !L::paired || r == 1>(sums, is_own, begin[0],
-                                                                                    begin[1]);
+        if constexpr (!begins_always)
+          Product::template begin_where<!paired || r == 0, !paired || r == 1>(sums, is_own, begin[0],
+                                                                              begin[1]);
       };
       finish_rows.template operator()<0>();
-      if constexpr (L::paired) finish_rows.template operator()<1>();
+      if constexpr (paired) finish_rows.template operator()<1>();
     };
     const auto wait_for = [&](int plane) {
       const Ring at{ring.count + plane};
-      barrier::wait(&shared.full[Products::knows_slots ? plane : at.slot()],
+      barrier::wait(&block.shared.full[Products::knows_slots ? plane : at.slot()],
                     Products::knows_slots ? ring.parity() : at.parity());
     };
     const auto leave = [&](int plane) {
       __syncwarp();
       if (threadIdx.x % 32 == 0)
-        barrier::arrive(&shared.empty[Products::knows_slots ? plane : (ring.count + plane) % L::planes]);
+        barrier::arrive(&block.shared.empty[Products::knows_slots ? plane : (ring.count + plane) % planes]);
     };
     // Adds a plane's partial sums, where the tensor cores must not add up more.
     const auto add = [&](Sums& sums, Sums& part) {
       Products::arrived(part);
 #pragma unroll
-      for (int i = 0; i < L::columns * 4; ++i) sums[i] += part[i];
+      for (int i = 0; i < columns * 4; ++i) sums[i] += part[i];
     };
     // The strips take turns with `part`: products of the second are in flight while outputs of the first are
     // finished.
@@ -2205,7 +2235,7 @@ struct WgmmaOutputs {
       ring.count += 1;
     };
     const auto multiply_round = [&]<int count>() {
-      if constexpr (L::promotes) return multiply_in_parts();
+      if constexpr (promotes) return multiply_in_parts();
       wait_for(0);
       Products::multiply_planes(first, second, operands_of(0, 0), operands_of(1, 0));
       const auto go_on = [&]<int plane>() {
@@ -2233,24 +2263,24 @@ struct WgmmaOutputs {
     };
     static_assert(Products::round_planes <= 4);
 #pragma unroll 1
-    for (tile = L::first_tile(); tile < L::first_tile() + L::part_tiles; ++tile) {
-      if constexpr (!L::begins_always) {
+    for (tile = first_tile(); tile < first_tile() + part_tiles; ++tile) {
+      if constexpr (!begins_always) {
 #pragma unroll
-        for (int i = 0; i < L::columns * 4; ++i) {
+        for (int i = 0; i < columns * 4; ++i) {
           first[i] = begin[i % 4 / 2];
           second[i] = begin[i % 4 / 2];
         }
       }
 #pragma unroll 1
-      for (first_of_round = 0; first_of_round + Products::round_planes <= L::window_planes;
+      for (first_of_round = 0; first_of_round + Products::round_planes <= window_planes;
            first_of_round += Products::round_planes) {
         multiply_round.template operator()<Products::round_planes>();
         if constexpr (is_same<Pass, MomentsPass>) {
           if (Recent::is_over(first_of_round)) bring_up_to_date(state, recent);
         }
       }
-      if constexpr (L::window_planes % Products::round_planes != 0)
-        multiply_round.template operator()<L::window_planes % Products::round_planes>();
+      if constexpr (window_planes % Products::round_planes != 0)
+        multiply_round.template operator()<window_planes % Products::round_planes>();
     }
     if constexpr (is_same<Pass, MomentsPass>) bring_up_to_date(state, recent);
   }
@@ -2258,15 +2288,15 @@ struct WgmmaOutputs {
   // The columns of the output that the strip has.
   template <int First, class Pass, class State>
   __device__ __forceinline__ void take_columns(const Pass& pass, State (&state)[2], const Sums& sums, int d,
-                                               int row, int column, const float (&unscale)[L::state_rows],
-                                               const float (&bias)[L::state_rows], Recent& recent,
+                                               int row, int column, const float (&unscale)[state_rows],
+                                               const float (&bias)[state_rows], Recent& recent,
                                                bool may_be_first) const {
-    constexpr int left = static_cast<int>(C::output_size(2)) % L::columns;
-    if (column + L::columns <= C::output_size(2)) {
-      take<First, L::columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
+    constexpr int left = static_cast<int>(C::output_size(2)) % columns;
+    if (column + columns <= C::output_size(2)) {
+      take<First, columns>(pass, state, sums, d, row, column, unscale, bias, recent, may_be_first);
     } else if (left > 0 && column < C::output_size(2)) {
-      take<First, left == 0 ? L::columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
-                                                 may_be_first);
+      take<First, left == 0 ? columns : left>(pass, state, sums, d, row, column, unscale, bias, recent,
+                                              may_be_first);
     }
   }
 };
@@ -2274,15 +2304,9 @@ struct WgmmaOutputs {
 // --------------------------------------------------------------------------------------------------
 // Loads elements of x one by one into the ring of thin/wgmma.cuh, and guards their range.
 
-template <class L>
-struct WgmmaElements {
-  using C = typename L::C;
-  using Input = typename L::Input;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-
-  const Parameters& p;
-  Shared& shared;
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Elements {
+  const Block block;
 
   // --- Producers ---
   // A position in the order of staging: items of a plane, planes of a tile, tiles, repeats (passes and
@@ -2295,67 +2319,65 @@ struct WgmmaElements {
     int item = 0;
 
     __device__ __forceinline__ void advance() {
-      if (L::items > 1 && ++item < L::items) return;
+      if (items > 1 && ++item < items) return;
       item = 0;
       advance_plane();
     }
     __device__ __forceinline__ void advance_plane() {
-      if (++plane < L::window_planes) return;
+      if (++plane < window_planes) return;
       plane = 0;
-      if (++tile < L::part_tiles) return;
+      if (++tile < part_tiles) return;
       tile = 0;
-      if (++repeat < L::repeats) return;
+      if (++repeat < repeats) return;
       repeat = 0;
-      unit += L::unit_step();
+      unit += unit_step();
     }
   };
 
   // A thread's part of a chunk. Neighbouring threads have neighbouring channels of shared memory, but so few
   // that a load has whole sectors. 8 to 32 channels, kernel 3: 0.158 ms with eight and with four, 0.151 with
   // two, 0.160 with one.
-  static constexpr int near_channels = L::core_channels < 2 ? L::core_channels : 2;
+  static constexpr int near_channels = core_channels < 2 ? core_channels : 2;
   // Neighbouring threads load neighbouring elements, but eight of them store to different banks.
   static constexpr bool rows_first = C::input_stride(3) < C::input_stride(4);
-  static constexpr int near_columns = L::window_columns % 4 == 0 ? 4 : 1;
+  static constexpr int near_columns = window_columns % 4 == 0 ? 4 : 1;
   struct Unit {
     int core_row, column, row, c;
     bool is_one;
 
     explicit __device__ __forceinline__ Unit(int chunk) {
-      const int u = chunk * L::producers + static_cast<int>(threadIdx.x) - L::consumers;
-      core_row = u / near_channels % L::core_rows;
-      const int within =
-          u / (near_channels * L::core_rows);  // columns, or some columns, rows and more columns
+      const int u = chunk * producers + static_cast<int>(threadIdx.x) - consumers;
+      core_row = u / near_channels % core_rows;
+      const int within = u / (near_channels * core_rows);  // columns, or some columns, rows and more columns
       if constexpr (rows_first) {
-        row = within / near_columns % L::base_groups * L::core_rows + core_row;
-        column =
-            within / (near_columns * L::base_groups) % (L::window_columns / near_columns) * near_columns +
-            within % near_columns;
+        row = within / near_columns % base_groups * core_rows + core_row;
+        column = within / (near_columns * base_groups) % (window_columns / near_columns) * near_columns +
+                 within % near_columns;
       } else {
-        row = u / (L::pitch * L::window_columns) % L::base_groups * L::core_rows + core_row;
-        column = within % L::window_columns;
+        row = u / (pitch * window_columns) % base_groups * core_rows + core_row;
+        column = within % window_columns;
       }
-      c = u / (L::pitch * L::window_columns * L::base_groups) * L::core_channels +
-          within / (L::window_columns * (rows_first ? L::base_groups : 1)) %
-              (L::core_channels / near_channels) * near_channels +
+      c = u / (pitch * window_columns * base_groups) * core_channels +
+          within / (window_columns * (rows_first ? base_groups : 1)) % (core_channels / near_channels) *
+              near_channels +
           u % near_channels;
-      is_one = u < L::units && row < L::row_bases;
+      is_one = u < units && row < row_bases;
     }
   };
 
-  using Items = float[L::samples][L::loaded];
+  using Items = float[samples][loaded];
 
   static __device__ __forceinline__ float element(const Items& x, int s, int m) {
-    return m < L::loaded ? x[s][m < L::loaded ? m : 0] : 0.0f;
+    return m < loaded ? x[s][m < loaded ? m : 0] : 0.0f;
   }
 
   // 16-bit elements keep their bits.
   static __device__ __forceinline__ float load_element(const void* base, int64 index) {
-    if constexpr (L::splits) return static_cast<const float*>(base)[index];
+    if constexpr (splits) return static_cast<const float*>(base)[index];
     return __uint_as_float(static_cast<const uint16*>(base)[index]);
   }
   static __device__ __forceinline__ void split_elements(float a, float b, uint32& high, uint32& low) {
-    if constexpr (L::splits) return split_pair<C, Input>(a, b, high, low);
+    if constexpr (splits) return split_pair<C, Input>(a, b, high, low);
     high = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x5410);
     low = 0;
   }
@@ -2367,37 +2389,34 @@ struct WgmmaElements {
   };
 
   __device__ __forceinline__ Source source_of(const Place& place, const Unit& unit) const {
-    const int tile = L::first_tile() + place.tile;
-    const int i1 =
-        tile / L::column_tiles * L::tile_rows * L::step1 + static_cast<int>(C::base(1, 0)) + unit.row;
-    const int i2 =
-        tile % L::column_tiles * L::tile_columns * L::step2 + static_cast<int>(C::base(2, 0)) + unit.column;
-    const int64 index = static_cast<int64>(place.unit) * L::samples * C::input_stride(0) +
-                        unit.c * C::input_stride(1) +
-                        (L::first_plane() + C::base(0, 0)) * C::input_stride(2) + i1 * C::input_stride(3) +
-                        i2 * C::input_stride(4);
+    const int tile = first_tile() + place.tile;
+    const int i1 = tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+    const int i2 = tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
+    const int64 index = static_cast<int64>(place.unit) * samples * C::input_stride(0) +
+                        unit.c * C::input_stride(1) + (first_plane() + C::base(0, 0)) * C::input_stride(2) +
+                        i1 * C::input_stride(3) + i2 * C::input_stride(4);
     constexpr int rows = static_cast<int>(C::input_size(1));
     const bool inside = unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
-    Source source{static_cast<const char*>(p.input) + index * Input::bytes, 0, 0};
-    if constexpr (C::base(1, 0) < 0) source.begin = i1 < 0 ? (-i1 + L::shift - 1) / L::shift : 0;
-    if (inside && i1 < rows) source.end = (rows - i1 + L::shift - 1) / L::shift;
+    Source source{static_cast<const char*>(block.p.input) + index * Input::bytes, 0, 0};
+    if constexpr (C::base(1, 0) < 0) source.begin = i1 < 0 ? (-i1 + shift - 1) / shift : 0;
+    if (inside && i1 < rows) source.end = (rows - i1 + shift - 1) / shift;
     return source;
   }
 
   __device__ __forceinline__ void load(const Place& place, const Source& source, Items& x) const {
     const bool has_plane =
-        static_cast<unsigned>(L::first_plane() + place.plane + static_cast<int>(C::base(0, 0))) <
+        static_cast<unsigned>(first_plane() + place.plane + static_cast<int>(C::base(0, 0))) <
         static_cast<unsigned>(C::input_size(0));
     const char* first = source.first + place.plane * (C::input_stride(2) * Input::bytes);
     const int end = has_plane ? source.end : 0;
 #pragma unroll
-    for (int s = 0; s < L::samples; ++s) {
+    for (int s = 0; s < samples; ++s) {
 #pragma unroll
-      for (int m = 0; m < L::loaded; ++m) {
-        const bool is_there = (L::has_all_rows ? end > 0 : m >= source.begin && m < end) &&
-                              (L::samples == 1 || static_cast<int64>(place.unit) * L::samples + s < p.batch);
+      for (int m = 0; m < loaded; ++m) {
+        const bool is_there = (has_all_rows ? end > 0 : m >= source.begin && m < end) &&
+                              (samples == 1 || static_cast<int64>(place.unit) * samples + s < block.p.batch);
         x[s][m] =
-            is_there ? load_element(first, s * C::input_stride(0) + m * L::shift * C::input_stride(3)) : 0.0f;
+            is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
       }
     }
   }
@@ -2409,60 +2428,69 @@ struct WgmmaElements {
 
     Target() = default;
     explicit __device__ __forceinline__ Target(const Unit& unit)
-        : offset(((unit.c / L::core_channels * L::starts + unit.row) * L::row_units + unit.column * L::pitch +
-                  unit.c % L::core_channels) *
+        : offset(((unit.c / core_channels * starts + unit.row) * row_units + unit.column * pitch +
+                  unit.c % core_channels) *
                  16),
           copies(0) {
 #pragma unroll
-      for (int m = 0; m <= L::shifts; ++m) {
+      for (int m = 0; m <= shifts; ++m) {
 #pragma unroll
-        for (int i = 0; i < L::core_rows; ++i) {
-          const int q = unit.row + m * L::shift - i * L::delta1;
-          if (unit.is_one && q >= 0 && q < L::starts) copies |= 1u << (m * L::core_rows + i);
+        for (int i = 0; i < core_rows; ++i) {
+          const int q = unit.row + m * shift - i * delta1;
+          if (unit.is_one && q >= 0 && q < starts) copies |= 1u << (m * core_rows + i);
         }
       }
       // The loop has few registers: the compiler must not keep values derived from these two.
       asm volatile("" : "+r"(offset), "+r"(copies));
     }
   };
-  static_assert((L::shifts + 1) * L::core_rows <= 32);
+  static_assert((shifts + 1) * core_rows <= 32);
 
-  static constexpr int guard_words = L::samples >= 4 ? 4 : L::samples;
+  static constexpr int guard_words = samples >= 4 ? 4 : samples;
   using Largest = uint32[guard_words];
 
   __device__ __forceinline__ void store(const Target& target, int slot, Items& x, Largest& largest) const {
-    char* place = reinterpret_cast<char*>(shared.x[slot][0]) + target.offset;
-    if constexpr (L::splits) {
+    char* place = reinterpret_cast<char*>(block.shared.x[slot][0]) + target.offset;
+    if constexpr (splits) {
 #pragma unroll
-      for (int s = 0; s < L::samples; ++s) {
+      for (int s = 0; s < samples; ++s) {
 #pragma unroll
-        for (int m = 0; m < L::loaded; ++m) x[s][m] *= thin_input_scale;
+        for (int m = 0; m < loaded; ++m) x[s][m] *= thin_input_scale;
       }
     }
 #pragma unroll
-    for (int m = 0; m <= L::shifts; ++m) {
+    for (int m = 0; m <= shifts; ++m) {
       uint32 high[4], low[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        split_elements(element(x, 2 * j / L::row_groups, 2 * j % L::row_groups + m),
-                       element(x, (2 * j + 1) / L::row_groups, (2 * j + 1) % L::row_groups + m), high[j],
-                       low[j]);
+        split_elements(element(x, 2 * j / row_groups, 2 * j % row_groups + m),
+                       element(x, (2 * j + 1) / row_groups, (2 * j + 1) % row_groups + m), high[j], low[j]);
         // A further shift adds one element, in the last lane of a sample.
-        const bool has_new =
-            (2 * j + 1) % L::row_groups == L::row_groups - 1 && L::row_groups - 1 + m < L::loaded;
-        if (L::guards && (m == 0 || has_new)) {
+        const bool has_new = (2 * j + 1) % row_groups == row_groups - 1 && row_groups - 1 + m < loaded;
+        if (guards && (m == 0 || has_new)) {
           uint32& own = largest[j * guard_words / 4];
           own = __vmaxu2(own, high[j] & 0x7fff7fffu);
         }
       }
 #pragma unroll
-      for (int i = 0; i < L::core_rows; ++i) {
-        if ((target.copies >> (m * L::core_rows + i) & 1u) == 0) continue;
-        uint4* copy = reinterpret_cast<uint4*>(
-            place + ((m * L::shift - i * L::delta1) * L::row_units + i * L::core_channels) * 16);
+      for (int i = 0; i < core_rows; ++i) {
+        if ((target.copies >> (m * core_rows + i) & 1u) == 0) continue;
+        uint4* copy =
+            reinterpret_cast<uint4*>(place + ((m * shift - i * delta1) * row_units + i * core_channels) * 16);
         *copy = uint4{high[0], high[1], high[2], high[3]};
-        if constexpr (L::input_parts == 2) copy[L::plane_units] = uint4{low[0], low[1], low[2], low[3]};
+        if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
       }
+    }
+  }
+
+  // The slot of the ring that is filled next. The first time round slots are free.
+  __device__ __forceinline__ void publish(int& slot, uint32& parity) const {
+    barrier::release_to_copies();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[slot]);
+    if (++slot == planes) {
+      slot = 0;
+      parity ^= 1;
     }
   }
 
@@ -2473,11 +2501,11 @@ struct WgmmaElements {
       for (int k = 0; k < guard_words; ++k) {
         const uint32 even = largest[k] & 0xffffu;
         const uint32 odd = largest[k] >> 16;
-        if constexpr (L::samples == 8) {
-          atomicMax(&shared.largest[unit.c][2 * k], even);
-          atomicMax(&shared.largest[unit.c][2 * k + 1], odd);
+        if constexpr (samples == 8) {
+          atomicMax(&block.shared.largest[unit.c][2 * k], even);
+          atomicMax(&block.shared.largest[unit.c][2 * k + 1], odd);
         } else {
-          atomicMax(&shared.largest[unit.c][k], max(even, odd));
+          atomicMax(&block.shared.largest[unit.c][k], max(even, odd));
         }
       }
     }
@@ -2487,9 +2515,9 @@ struct WgmmaElements {
 
   // The largest magnitude over all parts.
   __device__ __forceinline__ uint32 largest_of(int c, int s) const {
-    uint32 result = shared.largest[c][s];
-    for (int part = 1; part < L::parts; ++part)
-      result = max(result, barrier::load_of_block(&shared.largest[c][s], part));
+    uint32 result = block.shared.largest[c][s];
+    for (int part = 1; part < parts; ++part)
+      result = max(result, barrier::load_of_block(&block.shared.largest[c][s], part));
     return result;
   }
 
@@ -2497,86 +2525,83 @@ struct WgmmaElements {
   __device__ __forceinline__ void judge(int64 n) const {
     constexpr uint32 not_finite = is_same<Input, bf16> ? 0x7f80u : 0x7c00u;
     constexpr uint32 least = 0x3800u;  // 0.5, of scaled elements
-    const int warp = (static_cast<int>(threadIdx.x) - L::consumers) / 32;
-    for (int s = warp; s < L::samples && n + s < p.batch; s += L::producers / 32) {
+    const int warp = (static_cast<int>(threadIdx.x) - consumers) / 32;
+    for (int s = warp; s < samples && n + s < block.p.batch; s += producers / 32) {
       bool redo = false;
       for (int c = 0; c < C::in_channels && !redo; ++c) {
         const uint32 largest = largest_of(c, s);
         redo = largest >= not_finite ||
-               (L::splits && largest < least && !is_exact_in_f16<C, Input, L::input_parts>(p, n + s, c));
+               (splits && largest < least && !is_exact_in_f16<C, Input, input_parts>(block.p, n + s, c));
       }
       if (threadIdx.x % 32 == 0) {
-        p.only[n + s] = redo ? 1u : 0u;
-        if (redo) atomicMax(&shared.redo, static_cast<uint32>(redo_some));
+        block.p.only[n + s] = redo ? 1u : 0u;
+        if (redo) atomicMax(&block.shared.redo, static_cast<uint32>(redo_some));
       }
     }
   }
 
   // Ends a staged unit; by all producers. In a cluster the first block judges what all blocks found.
   __device__ __forceinline__ void end_unit(int64 n) const {
-    if constexpr (L::parts > 1) {
+    if constexpr (parts > 1) {
       barrier::cluster_sync();
-      if (L::guards && L::rank() == 0) judge(n);
+      if (guards && rank() == 0) judge(n);
       barrier::cluster_sync();
-    } else if constexpr (L::guards) {
-      warpgroup::sync<L::producers>(6);
+    } else if constexpr (guards) {
+      warpgroup::sync<producers>(6);
       judge(n);
     }
-    if constexpr (L::guards) {
-      warpgroup::sync<L::producers>(6);
-      for (int i = static_cast<int>(threadIdx.x) - L::consumers; i < C::in_channels * L::samples;
-           i += L::producers)
-        shared.largest[i / L::samples][i % L::samples] = 0;
-      warpgroup::sync<L::producers>(6);
+    if constexpr (guards) {
+      warpgroup::sync<producers>(6);
+      for (int i = static_cast<int>(threadIdx.x) - consumers; i < C::in_channels * samples; i += producers)
+        block.shared.largest[i / samples][i % samples] = 0;
+      warpgroup::sync<producers>(6);
     }
   }
 
   // With few items to a plane a thread keeps their sources and targets in registers.
-  static constexpr bool keeps_items = L::items > 1 && L::items <= 8;
-  static constexpr int kept_in_flight = L::fitting < 1          ? 1
-                                        : L::fitting > 4        ? (L::items < 4 ? L::items : 4)
-                                        : L::fitting < L::items ? L::fitting
-                                                                : L::items;
+  static constexpr bool keeps_items = items > 1 && items <= 8;
+  static constexpr int kept_in_flight = fitting < 1       ? 1
+                                        : fitting > 4     ? (items < 4 ? items : 4)
+                                        : fitting < items ? fitting
+                                                          : items;
 
   __device__ __forceinline__ void produce_kept() const {
     constexpr int ahead_items = kept_in_flight;
-    constexpr int round = (L::items + ahead_items - 1) / ahead_items * ahead_items;
-    constexpr int unit_planes = L::repeats * L::part_tiles * L::window_planes;
-    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
-    Place ahead{L::first_unit()};
+    constexpr int round = (items + ahead_items - 1) / ahead_items * ahead_items;
+    constexpr int unit_planes = repeats * part_tiles * window_planes;
+    const auto end = static_cast<int>((block.p.batch + samples - 1) / samples);
+    Place ahead{first_unit()};
     const char* plane_base = nullptr;  // of the sample's plane
     bool has_plane = false;
-    int offset[L::items];   // of an item's first element, in elements
-    uint32 rows[L::items];  // that there are: a bit each
-    Target target[L::items];
-    Largest largest[L::items] = {};
+    int offset[items];   // of an item's first element, in elements
+    uint32 rows[items];  // that there are: a bit each
+    Target target[items];
+    Largest largest[items] = {};
     Items x[ahead_items];
 #pragma unroll
-    for (int k = 0; k < L::items; ++k) target[k] = Target(Unit(k));
+    for (int k = 0; k < items; ++k) target[k] = Target(Unit(k));
     const auto begin_plane = [&] {
-      const int i0 = L::first_plane() + ahead.plane + static_cast<int>(C::base(0, 0));
+      const int i0 = first_plane() + ahead.plane + static_cast<int>(C::base(0, 0));
       has_plane = static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) && ahead.unit < end;
-      plane_base =
-          static_cast<const char*>(p.input) +
-          (static_cast<int64>(ahead.unit) * L::samples * C::input_stride(0) + i0 * C::input_stride(2)) *
-              Input::bytes;
+      plane_base = static_cast<const char*>(block.p.input) +
+                   (static_cast<int64>(ahead.unit) * samples * C::input_stride(0) + i0 * C::input_stride(2)) *
+                       Input::bytes;
       if (ahead.plane != 0) return;
-      const int tile = L::first_tile() + ahead.tile;
+      const int tile = first_tile() + ahead.tile;
 #pragma unroll
-      for (int k = 0; k < L::items; ++k) {
+      for (int k = 0; k < items; ++k) {
         const Unit unit(k);
-        const int i1 =
-            tile / L::column_tiles * L::tile_rows * L::step1 + static_cast<int>(C::base(1, 0)) + unit.row;
-        const int i2 = tile % L::column_tiles * L::tile_columns * L::step2 + static_cast<int>(C::base(2, 0)) +
-                       unit.column;
+        const int i1 = tile / column_tiles * tile_rows * step1 + static_cast<int>(C::base(1, 0)) + unit.row;
+        const int i2 =
+            tile % column_tiles * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + unit.column;
         offset[k] =
             static_cast<int>(unit.c * C::input_stride(1) + i1 * C::input_stride(3) + i2 * C::input_stride(4));
         const bool inside =
             unit.is_one && static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2));
         rows[k] = 0;
 #pragma unroll
-        for (int m = 0; m < L::loaded; ++m) {
-          if (inside && static_cast<unsigned>(i1 + m * L::shift) < static_cast<unsigned>(C::input_size(1)))
+        for (int m = 0; m < loaded; ++m) {
+          if (inside && static_cast<unsigned>(i1 + m * shift) < static_cast<unsigned>(C::input_size(1)))
             rows[k] |= 1u << m;
         }
       }
@@ -2585,122 +2610,154 @@ struct WgmmaElements {
       const uint32 present = has_plane ? rows[k] : 0;
       const char* first = plane_base + static_cast<int64>(offset[k]) * Input::bytes;
 #pragma unroll
-      for (int s = 0; s < L::samples; ++s) {
-        const bool is_sample = L::samples == 1 || static_cast<int64>(ahead.unit) * L::samples + s < p.batch;
+      for (int s = 0; s < samples; ++s) {
+        const bool is_sample = samples == 1 || static_cast<int64>(ahead.unit) * samples + s < block.p.batch;
 #pragma unroll
-        for (int m = 0; m < L::loaded; ++m) {
-          const bool is_there = (L::has_all_rows ? present : present >> m & 1u) != 0 && is_sample;
-          to[s][m] = is_there
-                         ? load_element(first, s * C::input_stride(0) + m * L::shift * C::input_stride(3))
-                         : 0.0f;
+        for (int m = 0; m < loaded; ++m) {
+          const bool is_there = (has_all_rows ? present : present >> m & 1u) != 0 && is_sample;
+          to[s][m] =
+              is_there ? load_element(first, s * C::input_stride(0) + m * shift * C::input_stride(3)) : 0.0f;
         }
       }
     };
     begin_plane();
 #pragma unroll
     for (int k = 0; k < ahead_items; ++k) load_item(k, x[k]);
-    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     int slot = 0;
-    uint32 parity = 1;  // the first time round places are free
+    uint32 parity = 1;
 #pragma unroll 1
-    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
+    for (int unit = first_unit(); unit < end; unit += unit_step()) {
 #pragma unroll 1
       for (int i = 0; i < unit_planes; ++i) {
 #pragma unroll
         for (int k = 0; k < round; ++k) {
-          if (k == 0) barrier::wait(&shared.empty[slot], parity);
-          if (k < L::items)
-            store(target[k < L::items ? k : 0], slot, x[k % ahead_items], largest[k < L::items ? k : 0]);
-          if (k == L::items - 1) {
-            barrier::release_to_copies();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
-            if (++slot == L::planes) {
-              slot = 0;
-              parity ^= 1;
-            }
+          if (k == 0) barrier::wait(&block.shared.empty[slot], parity);
+          if (k < items)
+            store(target[k < items ? k : 0], slot, x[k % ahead_items], largest[k < items ? k : 0]);
+          if (k == items - 1) {
+            publish(slot, parity);
           }
           const int next = (k + ahead_items) % round;
           if (next == 0) {
             ahead.advance_plane();
             begin_plane();
           }
-          if (next < L::items) load_item(next < L::items ? next : 0, x[k % ahead_items]);
+          if (next < items) load_item(next < items ? next : 0, x[k % ahead_items]);
         }
       }
-      if constexpr (L::guards) {
+      if constexpr (guards) {
 #pragma unroll
-        for (int k = 0; k < L::items; ++k) leave_largest(Unit(k), largest[k]);
+        for (int k = 0; k < items; ++k) leave_largest(Unit(k), largest[k]);
       }
-      end_unit(static_cast<int64>(unit) * L::samples);
+      end_unit(static_cast<int64>(unit) * samples);
     }
-    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
-      p.only[p.batch + L::first_unit()] = shared.redo;
+    if (guards && threadIdx.x == consumers && rank() == 0)
+      block.p.only[block.p.batch + first_unit()] = block.shared.redo;
+  }
+
+  __device__ __forceinline__ void produce() const {
+    if constexpr (keeps_items) return produce_kept();
+    const auto end = static_cast<int>((block.p.batch + samples - 1) / samples);
+    Place ahead{first_unit()};
+    Items x[in_flight][item_chunks];
+    Source source[item_chunks];
+    const auto load_ahead = [&](Items(&to)[item_chunks]) {
+      if (ahead.unit >= end) return;
+#pragma unroll
+      for (int j = 0; j < item_chunks; ++j) {
+        if (items > 1 || ahead.plane == 0) source[j] = source_of(ahead, Unit(ahead.item * item_chunks + j));
+        load(ahead, source[j], to[j]);
+      }
+      ahead.advance();
+    };
+#pragma unroll
+    for (int k = 0; k < in_flight; ++k) load_ahead(x[k]);
+    if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
+    int slot = 0;
+    uint32 parity = 1;
+    Largest largest[item_chunks] = {};
+    Target target[item_chunks];
+#pragma unroll
+    for (int j = 0; j < item_chunks; ++j) target[j] = Target(Unit(j));
+#pragma unroll 1
+    for (int unit = first_unit(); unit < end; unit += unit_step()) {
+      int item = 0;
+#pragma unroll 1
+      for (int i = 0; i < unit_items; i += in_flight) {
+#pragma unroll
+        for (int k = 0; k < in_flight; ++k) {
+          if (items == 1 || item == 0) barrier::wait(&block.shared.empty[slot], parity);
+#pragma unroll
+          for (int j = 0; j < item_chunks; ++j) {
+            if constexpr (items > 1) target[j] = Target(Unit(item * item_chunks + j));
+            store(target[j], slot, x[k][j], largest[j]);
+            if constexpr (guards && items > 1) leave_largest(Unit(item * item_chunks + j), largest[j]);
+          }
+          item = item + 1 == items ? 0 : item + 1;
+          if (item == 0) {
+            publish(slot, parity);
+          }
+          load_ahead(x[k]);
+        }
+      }
+      if constexpr (guards && items == 1) {
+#pragma unroll
+        for (int j = 0; j < item_chunks; ++j) leave_largest(Unit(j), largest[j]);
+      }
+      end_unit(static_cast<int64>(unit) * samples);
+    }
+    if (guards && threadIdx.x == consumers && rank() == 0)
+      block.p.only[block.p.batch + first_unit()] = block.shared.redo;
   }
 };
 
 // --------------------------------------------------------------------------------------------------
 // The producer warps of thin/wgmma.cuh: they load whole rows by vectors, or elements.
 
-template <class L>
-struct WgmmaProducer {
-  using Elements = WgmmaElements<L>;
-  using Items = typename Elements::Items;
-  using Largest = typename Elements::Largest;
-  using Place = typename Elements::Place;
-  using Source = typename Elements::Source;
-  using Target = typename Elements::Target;
-  using Unit = typename Elements::Unit;
-  using C = typename L::C;
-  using Input = typename L::Input;
-  using Numbers = typename L::Numbers;
-  using Parameters = typename L::Parameters;
-  using Ring = typename L::Ring;
-  using Shared = typename L::Shared;
-
-  const Parameters& p;
-  Shared& shared;
-  const Elements elements{p, shared};
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Producer {
+  const Block block;
+  const Elements elements{block};
 
   // --- Producers of rows ---
   // Where lanes lie along memory and a tile has all of them, a thread loads a whole row by vectors. It makes
   // the units of all rows of the window from it: a quarter of the loads, and of the warps that wait for them.
   // A warp has one of `row_chunks` parts of a plane, of every `planes_apart`-th plane.
   static constexpr bool loads_rows = Numbers::loads_rows;
-  static constexpr int plane_rows = C::in_channels * L::window_columns;
+  static constexpr int plane_rows = C::in_channels * window_columns;
   static constexpr int row_chunks = plane_rows <= 32 ? 1 : plane_rows <= 64 ? 2 : 4;
   static constexpr int row_elements = static_cast<int>(C::input_size(1));
   static constexpr int row_vectors = loads_rows ? row_elements * static_cast<int>(Input::bytes) / 16 : 1;
-  static_assert(!loads_rows || (L::samples == 1 && L::lane_rows <= L::tile_rows && C::input_stride(3) == 1 &&
-                                plane_rows <= 128 && L::producers / 32 % row_chunks == 0));
+  static_assert(!loads_rows || (samples == 1 && lane_rows <= tile_rows && C::input_stride(3) == 1 &&
+                                plane_rows <= 128 && producers / 32 % row_chunks == 0));
 
   __device__ __forceinline__ bool rows_are_aligned() const {
-    return loads_rows && reinterpret_cast<uint64>(p.input) % 16 == 0;
+    return loads_rows && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
   }
 
   using RowWords = uint32[row_vectors * 4];
-  static constexpr int planes_apart = L::producers / 32 / row_chunks;  // of a warp
-  static constexpr int row_unit_planes = L::repeats * L::part_tiles * L::window_planes;
+  static constexpr int planes_apart = producers / 32 / row_chunks;  // of a warp
+  static constexpr int row_unit_planes = repeats * part_tiles * window_planes;
   // Two rows are in flight where registers allow and a warp has an even number of rows in a unit.
   static constexpr int rows_in_flight =
       8 * row_vectors <= Numbers::most_row_words && row_unit_planes % (2 * planes_apart) == 0 ? 2 : 1;
   // Whether the window of every plane lies in the input, for every tile.
   static constexpr bool has_all_planes =
       C::base(0, 0) >= 0 && C::base(2, 0) >= 0 && row_unit_planes % planes_apart == 0 &&
-      (L::plane_parts - 1) * L::part_planes + L::window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
-      (L::column_tiles - 1) * L::tile_columns * L::step2 + C::base(2, 0) + L::window_columns - 1 <
-          C::input_size(2);
+      (plane_parts - 1) * part_planes + window_planes - 1 + C::base(0, 0) < C::input_size(0) &&
+      (column_tiles - 1) * tile_columns * step2 + C::base(2, 0) + window_columns - 1 < C::input_size(2);
 
   // Lanes 2 j and 2 j + 1 of row `row` of the window, as 16-bit elements.
   static __device__ __forceinline__ void pack_lanes(const RowWords& x, int row, int j, uint32& high,
                                                     uint32& low) {
-    const int a = static_cast<int>(C::base(1, 0)) + row + 2 * j * L::shift;
-    const int b = a + L::shift;
+    const int a = static_cast<int>(C::base(1, 0)) + row + 2 * j * shift;
+    const int b = a + shift;
     const bool has_a = a >= 0 && a < row_elements;
     const bool has_b = b >= 0 && b < row_elements;
-    if constexpr (L::splits) {
-      split_pair<C, typename L::Input>(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
-                                       has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
+    if constexpr (splits) {
+      split_pair<C, Input>(has_a ? __uint_as_float(x[has_a ? a : 0]) : 0.0f,
+                           has_b ? __uint_as_float(x[has_b ? b : 0]) : 0.0f, high, low);
     } else {
       high = __byte_perm(has_a ? x[has_a ? a / 2 : 0] : 0, has_b ? x[has_b ? b / 2 : 0] : 0,
                          (a & 1 ? 0x32 : 0x10) | (b & 1 ? 0x7600 : 0x5400));
@@ -2710,53 +2767,52 @@ struct WgmmaProducer {
 
   __device__ __forceinline__ void produce_rows() const {
     constexpr int unit_planes = row_unit_planes;
-    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
-    const int warp = static_cast<int>(L::uniform((threadIdx.x - L::consumers) / 32));
+    const auto end = static_cast<int>((block.p.batch + samples - 1) / samples);
+    const int warp = static_cast<int>(uniform((threadIdx.x - consumers) / 32));
     const int own = warp % row_chunks * 32 + static_cast<int>(threadIdx.x % 32);
-    const int c = own / L::window_columns;
-    const int column = own % L::window_columns;
+    const int c = own / window_columns;
+    const int column = own % window_columns;
     const bool is_one = own < plane_rows;
     // Neighbouring threads store different copies of a row at a time: to different banks.
-    char* place[L::core_rows];
+    char* place[core_rows];
     uint32 copies = 0;
 #pragma unroll
-    for (int k = 0; k < L::core_rows; ++k) {
-      const int i = (column + k) % L::core_rows;
-      place[k] = reinterpret_cast<char*>(shared.x) +
-                 ((c / L::core_channels * L::starts - i * L::delta1) * L::row_units + column * L::pitch +
-                  c % L::core_channels + i * L::core_channels) *
-                     16;
+    for (int k = 0; k < core_rows; ++k) {
+      const int i = (column + k) % core_rows;
+      place[k] =
+          reinterpret_cast<char*>(block.shared.x) + ((c / core_channels * starts - i * delta1) * row_units +
+                                                     column * pitch + c % core_channels + i * core_channels) *
+                                                        16;
 #pragma unroll
-      for (int row = 0; row < L::window_rows; ++row) {
-        const int q = row - i * L::delta1;
-        if (is_one && q >= 0 && q < L::starts) copies |= 1u << (row * L::core_rows + k);
+      for (int row = 0; row < window_rows; ++row) {
+        const int q = row - i * delta1;
+        if (is_one && q >= 0 && q < starts) copies |= 1u << (row * core_rows + k);
       }
     }
     const int first_of_warp = warp / row_chunks;
-    int ahead_unit = L::first_unit();
+    int ahead_unit = first_unit();
     int ahead_index = first_of_warp;  // planes of the unit
     RowWords x[rows_in_flight] = {};
     // The address of the next row, where a warp's rows of a unit are equally spaced and inside the input.
-    constexpr bool in_line = has_all_planes && L::part_tiles * L::repeats == 1;
+    constexpr bool in_line = has_all_planes && part_tiles * repeats == 1;
     constexpr auto bytes = static_cast<int64>(Input::bytes);
-    const char* next = static_cast<const char*>(p.input);
+    const char* next = static_cast<const char*>(block.p.input);
     if constexpr (in_line) {
-      next += bytes *
-              (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
-               (L::first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
-               (L::first_tile() * L::tile_columns * L::step2 + C::base(2, 0) + column) * C::input_stride(4));
+      next += bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
+                       (first_plane() + ahead_index + C::base(0, 0)) * C::input_stride(2) +
+                       (first_tile() * tile_columns * step2 + C::base(2, 0) + column) * C::input_stride(4));
     }
     const auto load_ahead = [&](RowWords& to) {
-      const int plane = ahead_index % L::window_planes;
-      const int tile = L::first_tile() + ahead_index / L::window_planes % L::part_tiles;
-      const int i0 = L::first_plane() + plane + static_cast<int>(C::base(0, 0));
-      const int i2 = tile * L::tile_columns * L::step2 + static_cast<int>(C::base(2, 0)) + column;
+      const int plane = ahead_index % window_planes;
+      const int tile = first_tile() + ahead_index / window_planes % part_tiles;
+      const int i0 = first_plane() + plane + static_cast<int>(C::base(0, 0));
+      const int i2 = tile * tile_columns * step2 + static_cast<int>(C::base(2, 0)) + column;
       const bool inside =
           has_all_planes || (static_cast<unsigned>(i0) < static_cast<unsigned>(C::input_size(0)) &&
                              static_cast<unsigned>(i2) < static_cast<unsigned>(C::input_size(2)));
       const auto* from = reinterpret_cast<const uint4*>(
           in_line ? next
-                  : static_cast<const char*>(p.input) +
+                  : static_cast<const char*>(block.p.input) +
                         bytes * (ahead_unit * C::input_stride(0) + c * C::input_stride(1) +
                                  i0 * C::input_stride(2) + i2 * C::input_stride(4)));
       if (is_one && ahead_unit < end && (has_all_planes || ahead_index < unit_planes)) {
@@ -2773,54 +2829,54 @@ struct WgmmaProducer {
       next += bytes * planes_apart * C::input_stride(2);
       if (ahead_index >= unit_planes) {
         ahead_index = first_of_warp;
-        ahead_unit += L::unit_step();
-        next += bytes * (L::unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
+        ahead_unit += unit_step();
+        next += bytes * (unit_step() * C::input_stride(0) - unit_planes * C::input_stride(2));
       }
     };
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i) load_ahead(x[i]);
-    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
+    if constexpr (!all_prepare) barrier::wait(&block.shared.prepared, 0);
     uint32 before = 0;  // planes of the units before
     uint32 largest = 0;
     // Whether each of a warp's rows in flight always goes to the same slot.
-    constexpr bool keeps_slots = rows_in_flight * planes_apart == L::planes && unit_planes % L::planes == 0;
+    constexpr bool keeps_slots = rows_in_flight * planes_apart == planes && unit_planes % planes == 0;
     uint32 kept_parity = 1;  // the first time round slots are free
     const auto store_row = [&](RowWords& from, int index, int i) {
       const Ring at{keeps_slots ? static_cast<uint32>(first_of_warp + i * planes_apart) : before + index};
-      barrier::wait(&shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
-      const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(shared.x[0]));
-      if constexpr (L::splits) {
+      barrier::wait(&block.shared.empty[at.slot()], keeps_slots ? kept_parity : at.parity() ^ 1);
+      const uint32 of_slot = at.slot() * static_cast<uint32>(sizeof(block.shared.x[0]));
+      if constexpr (splits) {
 #pragma unroll
         for (int i = 0; i < row_vectors * 4; ++i)
           from[i] = __float_as_uint(__uint_as_float(from[i]) * thin_input_scale);
       }
       if (is_one) {
 #pragma unroll
-        for (int row = 0; row < L::window_rows; ++row) {
+        for (int row = 0; row < window_rows; ++row) {
           uint32 high[4], low[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             pack_lanes(from, row, j, high[j], low[j]);
             // A further shift adds one element, in the last lane.
-            const bool has_new = row < L::shift || j == 3;
-            if (L::guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
+            const bool has_new = row < shift || j == 3;
+            if (guards && has_new) largest = __vmaxu2(largest, high[j] & 0x7fff7fffu);
           }
 #pragma unroll
-          for (int k = 0; k < L::core_rows; ++k) {
-            const bool has_all = row >= (L::core_rows - 1) * L::delta1 && row < L::starts;
-            if (!has_all && (copies >> (row * L::core_rows + k) & 1u) == 0) continue;
-            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * L::row_units * 16);
+          for (int k = 0; k < core_rows; ++k) {
+            const bool has_all = row >= (core_rows - 1) * delta1 && row < starts;
+            if (!has_all && (copies >> (row * core_rows + k) & 1u) == 0) continue;
+            auto* copy = reinterpret_cast<uint4*>(place[k] + of_slot + row * row_units * 16);
             *copy = uint4{high[0], high[1], high[2], high[3]};
-            if constexpr (L::input_parts == 2) copy[L::plane_units] = uint4{low[0], low[1], low[2], low[3]};
+            if constexpr (input_parts == 2) copy[plane_units] = uint4{low[0], low[1], low[2], low[3]};
           }
         }
       }
       barrier::release_to_copies();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[at.slot()]);
+      if (threadIdx.x % 32 == 0) barrier::arrive(&block.shared.full[at.slot()]);
     };
 #pragma unroll 1
-    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
+    for (int unit = first_unit(); unit < end; unit += unit_step()) {
 #pragma unroll 1
       for (int index = first_of_warp; index < unit_planes; index += rows_in_flight * planes_apart) {
 #pragma unroll
@@ -2831,95 +2887,30 @@ struct WgmmaProducer {
         kept_parity ^= 1;
       }
       before += unit_planes;
-      if constexpr (L::guards) {
-        if (is_one) atomicMax(&shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
+      if constexpr (guards) {
+        if (is_one) atomicMax(&block.shared.largest[c][0], max(largest & 0xffffu, largest >> 16));
         largest = 0;
       }
-      elements.end_unit(static_cast<int64>(unit) * L::samples);
+      elements.end_unit(static_cast<int64>(unit) * samples);
     }
-    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
-      p.only[p.batch + L::first_unit()] = shared.redo;
+    if (guards && threadIdx.x == consumers && rank() == 0)
+      block.p.only[block.p.batch + first_unit()] = block.shared.redo;
   }
 
   __device__ __forceinline__ void produce() const {
     if constexpr (loads_rows) {
       if (rows_are_aligned()) return produce_rows();
     }
-    if constexpr (Elements::keeps_items) return elements.produce_kept();
-    const auto end = static_cast<int>((p.batch + L::samples - 1) / L::samples);
-    Place ahead{L::first_unit()};
-    Items x[L::in_flight][L::item_chunks];
-    Source source[L::item_chunks];
-    const auto load_ahead = [&](Items(&to)[L::item_chunks]) {
-      if (ahead.unit >= end) return;
-#pragma unroll
-      for (int j = 0; j < L::item_chunks; ++j) {
-        if (L::items > 1 || ahead.plane == 0)
-          source[j] = elements.source_of(ahead, Unit(ahead.item * L::item_chunks + j));
-        elements.load(ahead, source[j], to[j]);
-      }
-      ahead.advance();
-    };
-#pragma unroll
-    for (int k = 0; k < L::in_flight; ++k) load_ahead(x[k]);
-    if constexpr (!L::all_prepare) barrier::wait(&shared.prepared, 0);
-    int slot = 0;
-    uint32 parity = 1;  // the first time round places are free
-    Largest largest[L::item_chunks] = {};
-    Target target[L::item_chunks];
-#pragma unroll
-    for (int j = 0; j < L::item_chunks; ++j) target[j] = Target(Unit(j));
-#pragma unroll 1
-    for (int unit = L::first_unit(); unit < end; unit += L::unit_step()) {
-      int item = 0;
-#pragma unroll 1
-      for (int i = 0; i < L::unit_items; i += L::in_flight) {
-#pragma unroll
-        for (int k = 0; k < L::in_flight; ++k) {
-          if (L::items == 1 || item == 0) barrier::wait(&shared.empty[slot], parity);
-#pragma unroll
-          for (int j = 0; j < L::item_chunks; ++j) {
-            if constexpr (L::items > 1) target[j] = Target(Unit(item * L::item_chunks + j));
-            elements.store(target[j], slot, x[k][j], largest[j]);
-            if constexpr (L::guards && L::items > 1)
-              elements.leave_largest(Unit(item * L::item_chunks + j), largest[j]);
-          }
-          item = item + 1 == L::items ? 0 : item + 1;
-          if (item == 0) {
-            barrier::release_to_copies();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier::arrive(&shared.full[slot]);
-            if (++slot == L::planes) {
-              slot = 0;
-              parity ^= 1;
-            }
-          }
-          load_ahead(x[k]);
-        }
-      }
-      if constexpr (L::guards && L::items == 1) {
-#pragma unroll
-        for (int j = 0; j < L::item_chunks; ++j) elements.leave_largest(Unit(j), largest[j]);
-      }
-      elements.end_unit(static_cast<int64>(unit) * L::samples);
-    }
-    if (L::guards && threadIdx.x == L::consumers && L::rank() == 0)
-      p.only[p.batch + L::first_unit()] = shared.redo;
+    elements.produce();
   }
 };
 
 // --------------------------------------------------------------------------------------------------
 // A of thin/wgmma.cuh as the tensor cores read it: weights for every turn, scaled, split or dithered.
 
-template <class L>
-struct WgmmaWeights {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-
-  const Parameters& p;
-  Shared& shared;
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Weights {
+  const Block block;
 
   // --- Weights ---
   // They are staged in the ring where they fit: each is read several times.
@@ -2927,45 +2918,43 @@ struct WgmmaWeights {
   static constexpr int weights = static_cast<int>(C::channels) * terms;
   static constexpr int raw_pitch = terms | 1;  // of a channel: neighbours lie in different banks
   static constexpr bool in_ring =
-      4 * static_cast<int>(C::channels) * raw_pitch <= 16 * L::planes * L::input_parts * L::plane_units;
+      4 * static_cast<int>(C::channels) * raw_pitch <= 16 * planes * input_parts * plane_units;
 
-  static constexpr int preparing = L::all_prepare ? static_cast<int>(Numbers::threads) : L::consumers;
-  static __device__ __forceinline__ void sync_preparing() {
-    warpgroup::sync<preparing>(L::all_prepare ? 0 : 5);
-  }
+  static constexpr int preparing = all_prepare ? static_cast<int>(Numbers::threads) : consumers;
+  static __device__ __forceinline__ void sync_preparing() { warpgroup::sync<preparing>(all_prepare ? 0 : 5); }
 
   __device__ __forceinline__ void bring_weights() const {
     if constexpr (in_ring) {
-      auto* raw = reinterpret_cast<float*>(shared.x);
+      auto* raw = reinterpret_cast<float*>(block.shared.x);
       constexpr int rounds = (weights + preparing - 1) / preparing;
       constexpr int at_once = rounds < 16 ? rounds : 8;  // on their way
 #pragma unroll at_once
       for (int k = 0; k < rounds; ++k) {
         const int i = k * preparing + static_cast<int>(threadIdx.x);
         if (i < weights)
-          raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(p.parameter[0], i);
+          raw[i / terms * raw_pitch + i % terms] = load_one<typename C::Weight>(block.p.parameter[0], i);
       }
     }
-    for (int o = threadIdx.x; o < L::channel_tiles * L::channel_blocks * 16; o += preparing) {
+    for (int o = threadIdx.x; o < channel_tiles * channel_blocks * 16; o += preparing) {
       float bias = 0.0f;
       if constexpr (C::has_bias)
-        bias = o < C::channels ? load_one<typename C::Bias>(p.parameter[1], o) : 0.0f;
-      shared.bias[o] = bias;
+        bias = o < C::channels ? load_one<typename C::Bias>(block.p.parameter[1], o) : 0.0f;
+      block.shared.bias[o] = bias;
     }
     sync_preparing();
   }
   __device__ __forceinline__ float weight(int o, int term) const {
-    if constexpr (in_ring) return reinterpret_cast<const float*>(shared.x)[o * raw_pitch + term];
-    return load_one<typename C::Weight>(p.parameter[0], o * terms + term);
+    if constexpr (in_ring) return reinterpret_cast<const float*>(block.shared.x)[o * raw_pitch + term];
+    return load_one<typename C::Weight>(block.p.parameter[0], o * terms + term);
   }
 
   // The term that is element `e` of core `core`: taps of the last dimension, of the middle one within, then
   // channels. Below zero where there is none.
   static __device__ __forceinline__ int term_of(int t0, int core, int e) {
-    const int c = core / (L::groups1 * L::groups2) * L::core_channels + e % L::core_channels;
-    const int t1 = core / L::groups2 % L::groups1 * L::core_rows + e / L::core_channels % L::core_rows;
-    const int t2 = core % L::groups2 * L::core_columns + e / L::pitch;
-    if (core >= L::cores || t1 >= L::taps1 || t2 >= L::taps2) return -1;
+    const int c = core / (groups1 * groups2) * core_channels + e % core_channels;
+    const int t1 = core / groups2 % groups1 * core_rows + e / core_channels % core_rows;
+    const int t2 = core % groups2 * core_columns + e / pitch;
+    if (core >= cores || t1 >= taps1 || t2 >= taps2) return -1;
     const auto tap = static_cast<int>(t0 * C::tap_stride(0) + t1 * C::tap_stride(1) + t2 * C::tap_stride(2));
     return c * static_cast<int>(C::taps) + tap;
   }
@@ -2974,7 +2963,7 @@ struct WgmmaWeights {
   // one.
   __device__ __forceinline__ void find_scales() const {
     const int lane = threadIdx.x % 32;
-    for (int o = threadIdx.x / 32; o < L::channel_tiles * L::channel_blocks * 16; o += preparing / 32) {
+    for (int o = threadIdx.x / 32; o < channel_tiles * channel_blocks * 16; o += preparing / 32) {
       uint32 largest = 0;
       if (o < C::channels) {
         for (int i = lane; i < terms; i += 32)
@@ -2984,37 +2973,36 @@ struct WgmmaWeights {
       const int exponent = static_cast<int>(largest >> 23) - 127;
       const bool is_finite = exponent < 128;
       const bool fits = largest == 0 || (exponent > -100 && is_finite);
-      const bool redo = L::splits ? !fits : L::fills_up && !is_finite;
-      if (L::guards && redo && lane == 0) atomicMax(&shared.redo, static_cast<uint32>(redo_all));
-      const int power = L::splits && largest > 0 && fits ? 13 - exponent : 0;
-      if (lane == 0) shared.unscale[o] = L::splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
+      const bool redo = splits ? !fits : fills_up && !is_finite;
+      if (guards && redo && lane == 0) atomicMax(&block.shared.redo, static_cast<uint32>(redo_all));
+      const int power = splits && largest > 0 && fits ? 13 - exponent : 0;
+      if (lane == 0) block.shared.unscale[o] = splits ? ldexpf(1.0f / thin_input_scale, -power) : 1.0f;
     }
   }
 
   // A: 8 x 8 matrices, rows of 16 bytes. Slot b takes tap (turn - b) % taps0. Where one A serves all turns,
   // row block i is tap (taps0 - 1 - i) % taps0 of its channels.
-  static constexpr bool has_other_rows = L::paired
-                                             ? L::taps0 == 3 || (L::taps0 == 2 && L::channel_blocks == 1)
-                                             : (2 * L::taps0 - 1) * L::channel_blocks < L::weight_blocks;
-  static constexpr int places = L::paired ? L::taps0 : 2;  // that eight terms of a tap have at most
+  static constexpr bool has_other_rows = paired ? taps0 == 3 || (taps0 == 2 && channel_blocks == 1)
+                                                : (2 * taps0 - 1) * channel_blocks < weight_blocks;
+  static constexpr int places = paired ? taps0 : 2;  // that eight terms of a tap have at most
 
   __device__ __forceinline__ void load_weights() const {
     bring_weights();
     if constexpr (has_other_rows) {
-      auto* all = reinterpret_cast<uint4*>(shared.weight);
-      for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.weight) / 16); i += preparing)
+      auto* all = reinterpret_cast<uint4*>(block.shared.weight);
+      for (int i = threadIdx.x; i < static_cast<int>(sizeof(block.shared.weight) / 16); i += preparing)
         all[i] = uint4{0, 0, 0, 0};
     }
     find_scales();
     sync_preparing();
-    constexpr int all_channels = L::channel_blocks * 16;
-    for (int i = threadIdx.x; i < L::channel_tiles * 2 * L::steps * L::taps0 * all_channels; i += preparing) {
-      const int t0 = i / all_channels % L::taps0;
-      const int core = i / (all_channels * L::taps0) % (2 * L::steps);
-      const int tile = i / (all_channels * L::taps0) / (2 * L::steps);
+    constexpr int all_channels = channel_blocks * 16;
+    for (int i = threadIdx.x; i < channel_tiles * 2 * steps * taps0 * all_channels; i += preparing) {
+      const int t0 = i / all_channels % taps0;
+      const int core = i / (all_channels * taps0) % (2 * steps);
+      const int tile = i / (all_channels * taps0) / (2 * steps);
       const int o = tile * all_channels + i % all_channels;
       const int eight = i % all_channels / 8;
-      const float scale = L::splits ? 1.0f / (shared.unscale[o] * thin_input_scale) : 1.0f;
+      const float scale = splits ? 1.0f / (block.shared.unscale[o] * thin_input_scale) : 1.0f;
       float w[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
@@ -3022,34 +3010,34 @@ struct WgmmaWeights {
         w[e] = term >= 0 ? weight(o, term) * scale : 0.0f;
       }
       uint32 high[4], low[4];
-      if constexpr (L::dithers) {
+      if constexpr (dithers) {
         dither(w, static_cast<uint32>(o * terms + term_of(t0, core, 0)), high, low);
       } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) split_pair<C, typename L::Input>(w[2 * j], w[2 * j + 1], high[j], low[j]);
+        for (int j = 0; j < 4; ++j) split_pair<C, Input>(w[2 * j], w[2 * j + 1], high[j], low[j]);
       }
 #pragma unroll
       for (int place = 0; place < places; ++place) {
         int turn = 0;
         int row = i % 8;
-        if constexpr (L::paired) {  // `place` is the slot
-          turn = (t0 + place) % L::taps0;
-          row += L::taps0 == 2 ? eight * 16 + place * 8 : (place / 2 * 2 + eight) * 16 + place % 2 * 8;
+        if constexpr (paired) {  // `place` is the slot
+          turn = (t0 + place) % taps0;
+          row += taps0 == 2 ? eight * 16 + place * 8 : (place / 2 * 2 + eight) * 16 + place % 2 * 8;
         } else {
-          const int block = L::taps0 - 1 - t0 + place * L::taps0;
-          if (block >= 2 * L::taps0 - 1) continue;
+          const int block = taps0 - 1 - t0 + place * taps0;
+          if (block >= 2 * taps0 - 1) continue;
           row += block * all_channels + eight * 8;
         }
 #pragma unroll
-        for (int set = 0; set < L::weight_sets; ++set) {
+        for (int set = 0; set < weight_sets; ++set) {
           uint32 own[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            own[j] = L::dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
-          uint4(&of_step)[L::weight_parts][2][L::weight_units] = shared.weight[tile][set][turn][core / 2];
+            own[j] = dithers ? high[j] + (low[j] >> version_of(set, turn) & 0x10001u) : high[j];
+          uint4(&of_step)[weight_parts][2][weight_units] = block.shared.weight[tile][set][turn][core / 2];
           of_step[0][core % 2][row] = uint4{own[0], own[1], own[2], own[3]};
-          if constexpr (L::weight_parts == 2)
-            of_step[L::weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};
+          if constexpr (weight_parts == 2)
+            of_step[weight_parts - 1][core % 2][row] = uint4{low[0], low[1], low[2], low[3]};
         }
       }
     }
@@ -3062,12 +3050,12 @@ struct WgmmaWeights {
   // Input planes take them by turns, each strip in another order, and every weight begins at another one:
   // what is left of rounding averages out over the positions of a sample as that of x does. Weights that are
   // halves stay what they are.
-  static constexpr int versions = L::weight_sets * L::turns;
-  static_assert(!L::dithers || versions <= 16);
+  static constexpr int versions = weight_sets * turns;
+  static_assert(!dithers || versions <= 16);
 
   // Rows of a strip take all versions that differ by `weight_sets`; strips of a row take the others.
   __device__ __forceinline__ uint32 version_of(int set, int turn) const {
-    return static_cast<uint32>(L::weight_sets * ((turn + set + L::first_plane()) % L::turns) + set);
+    return static_cast<uint32>(weight_sets * ((turn + set + first_plane()) % turns) + set);
   }
 
   // The halves below eight weights, and for each a bit for every version that is the half above. The error
@@ -3084,8 +3072,8 @@ struct WgmmaWeights {
       const uint32 phase = ((first + e) * 2654435769u >> 16) % versions;
       const uint32 some = (1u << count) - 1;
       bits[e] = (some << phase | some >> (versions - phase)) & ((1u << versions) - 1);
-      if (e + L::core_channels < 8)
-        w[e + L::core_channels] += w[e] - __uint_as_float((all & ~0x1fffu) + count * step);
+      if (e + core_channels < 8)
+        w[e + core_channels] += w[e] - __uint_as_float((all & ~0x1fffu) + count * step);
       w[e] = __uint_as_float(all & ~0x1fffu);
     }
 #pragma unroll
@@ -3097,68 +3085,25 @@ struct WgmmaWeights {
 };
 
 // --------------------------------------------------------------------------------------------------
-// A thin convolution whose block ends in a mean, on the tensor cores of sm_90a: warpgroup products whose
-// columns are eight lanes of a position, and whose rows are the taps of the first dimension.
-//
-//   D[tap of dimension 0, channel][position, lane] += A[tap, channel][term] B[term][position, lane]
-//
-// An input plane is multiplied once, by all taps of the first dimension. Plane slot b of the accumulators
-// belongs to output plane d with (d + turn) % taps == b, and A is read from a place that turns with the input
-// plane. A slot is complete after its last tap: its warps apply the chain and start again from zeros. A warp
-// has 16 channels of one slot, or, `paired`, eight channels of two slots. Then two warps share the outputs
-// that a plane completes, in half the time, but A is in shared memory once for every turn. A warpgroup has
-// two strips of a tile, half a turn apart: two of its warps finish outputs of the first strip, the others
-// those of the second.
-//
-// A lane is a row group of a sample: lane (s, g) of position (r, w) is output row r + g * lane_rows of sample
-// s. Elements of eight lanes lie side by side (a unit of 16 bytes), so that every tap is a legal start of a
-// matrix (K x N with N contiguous, no swizzle). Eight terms, core_columns taps along the last dimension of
-// core_rows taps along the middle one of core_channels input channels, are eight neighbouring units: channels
-// lie side by side, and window row q is kept together with the core_rows - 1 rows that follow it at the
-// distance of taps.
-//
-// A block has two warpgroups that multiply and one that loads: planes pass through a ring in shared memory.
-// A unit (8 / row_groups samples) is one block's alone, or, where there are few of them, a cluster's, whose
-// blocks have tiles or planes of it each: moments or sums of its channels never leave the chip, and the first
-// block writes the means. Moves x once (halo columns of a tile come from the second-level cache).
-//
-// Precisions and scales are those of thin/samples.cuh. Samples whose values overflow f16 are computed again
-// on CUDA cores (thin/cores.cuh). So are samples with values that are not finite, where products are padded.
-//
-// The pieces in wgmma/: layout (sizes and shared memory), weights (A), elements and producer (what fills the
-// ring), products and outputs (the mainloop and its epilogue). The ends of a unit are here.
+// The kernel of thin/wgmma.cuh: warps take their roles. Consumers pass over units and finish them.
 
-template <class Convolution, class OfTail, class OfNumbers, class Product>
-struct ThinWgmma {
-  using L = WgmmaLayout<Convolution, OfTail, OfNumbers>;
-  using Products = WgmmaProducts<L, Product>;
-  using Outputs = WgmmaOutputs<L, Product>;
-  using MomentsPass = typename Outputs::MomentsPass;
-  using ApplyPass = typename Outputs::ApplyPass;
-  using C = typename L::C;
-  using Tail = typename L::Tail;
-  using Numbers = typename L::Numbers;
-  using Parameters = typename L::Parameters;
-  using Ring = typename L::Ring;
-  using Shared = typename L::Shared;
-
-  const Parameters& p;
-  Shared& shared;
-  const Outputs outputs{p, shared};
+template <class C, class Tail, class Numbers, class Product>
+struct ThinWgmma<C, Tail, Numbers, Product>::Kernel {
+  const Block block;
 
   // A warp's moments, or sums, of its slots.
-  static constexpr int team = L::row_groups > 1 ? L::row_groups / 2 : 1;  // lanes that share a sample
+  static constexpr int team = row_groups > 1 ? row_groups / 2 : 1;  // lanes that share a sample
   __device__ __forceinline__ float* scratch_of(int slot) const {
-    return shared.scratch[threadIdx.x / 32][slot];
+    return block.shared.scratch[threadIdx.x / 32][slot];
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][L::state_rows],
-                                                const bool (&in_range)[L::state_rows]) const {
+  __device__ __forceinline__ void leave_moments(const State (&state)[2], const int (&slot)[2][state_rows],
+                                                const bool (&in_range)[state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < L::state_rows; ++r) {
+    for (int r = 0; r < state_rows; ++r) {
       float count[2], mean[2], m2[2];
-      if constexpr (L::row_groups > 1) {
+      if constexpr (row_groups > 1) {
         count[0] = lanes_sum<team>(state[0].count + state[1].count);
         // As distances from one of the means: equal means stay exact.
         const float from = first_mean<team>(state[0].count + state[1].count,
@@ -3181,7 +3126,7 @@ struct ThinWgmma {
         }
       }
 #pragma unroll
-      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
+      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
         if (in_range[r] && threadIdx.x % team == 0) {
           float* place = scratch_of(slot[e][r]);
           place[0] = count[e];
@@ -3193,15 +3138,15 @@ struct ThinWgmma {
   }
 
   template <class State>
-  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][L::state_rows],
-                                             const bool (&in_range)[L::state_rows]) const {
+  __device__ __forceinline__ void leave_sums(const State (&state)[2], const int (&slot)[2][state_rows],
+                                             const bool (&in_range)[state_rows]) const {
 #pragma unroll
-    for (int r = 0; r < L::state_rows; ++r) {
+    for (int r = 0; r < state_rows; ++r) {
       const float both = lanes_sum<team>(state[0].sum[r] + state[1].sum[r]);
 #pragma unroll
-      for (int e = 0; e < (L::row_groups > 1 ? 1 : 2); ++e) {
+      for (int e = 0; e < (row_groups > 1 ? 1 : 2); ++e) {
         if (in_range[r] && threadIdx.x % team == 0)
-          scratch_of(slot[e][r])[0] = L::row_groups > 1 ? both : state[e].sum[r];
+          scratch_of(slot[e][r])[0] = row_groups > 1 ? both : state[e].sum[r];
       }
     }
   }
@@ -3209,14 +3154,14 @@ struct ThinWgmma {
   // Calls take(moments or sum) for each warp that has values of a slot.
   template <class Take>
   __device__ __forceinline__ void for_each_warp(int slot, Take&& take) const {
-    const int eight = slot % C::channels / 8 % (2 * L::channel_blocks);
-    constexpr int holders = L::paired ? (L::taps0 == 2 ? 1 : 2) : L::taps0;
-    constexpr int apart = L::paired ? 2 : L::channel_blocks;
-    const int first = L::paired ? eight : eight / 2;
+    const int eight = slot % C::channels / 8 % (2 * channel_blocks);
+    constexpr int holders = paired ? (taps0 == 2 ? 1 : 2) : taps0;
+    constexpr int apart = paired ? 2 : channel_blocks;
+    const int first = paired ? eight : eight / 2;
 #pragma unroll
-    for (int group = 0; group < L::warpgroups; ++group) {
+    for (int group = 0; group < warpgroups; ++group) {
 #pragma unroll
-      for (int t = 0; t < holders; ++t) take(shared.scratch[group * 4 + t * apart + first][slot]);
+      for (int t = 0; t < holders; ++t) take(block.shared.scratch[group * 4 + t * apart + first][slot]);
     }
   }
 
@@ -3233,25 +3178,25 @@ struct ThinWgmma {
           total += part[0];
         }
       });
-      shared.part[slot][0] = is_first ? all.count : total;
-      shared.part[slot][1] = all.mean;
-      shared.part[slot][2] = all.m2;
+      block.shared.part[slot][0] = is_first ? all.count : total;
+      block.shared.part[slot][1] = all.mean;
+      block.shared.part[slot][2] = all.m2;
     }
   }
 
   // Calls take() for each part of a unit: blocks of a cluster, or warps of the one block.
   template <class Take>
   __device__ __forceinline__ void for_each_part(int slot, Take&& take) const {
-    if constexpr (L::parts == 1) return for_each_warp(slot, take);
-    float part[L::parts][3];  // all on their way at a time
+    if constexpr (parts == 1) return for_each_warp(slot, take);
+    float part[parts][3];  // all on their way at a time
 #pragma unroll
-    for (int i = 0; i < L::parts; ++i) {
+    for (int i = 0; i < parts; ++i) {
 #pragma unroll
       for (int k = 0; k < 3; ++k)
-        part[i][k] = barrier::load_of_block(&shared.part[L::parts == 1 ? 0 : slot][k], i);
+        part[i][k] = barrier::load_of_block(&block.shared.part[parts == 1 ? 0 : slot][k], i);
     }
 #pragma unroll
-    for (int i = 0; i < L::parts; ++i) take(part[i]);
+    for (int i = 0; i < parts; ++i) take(part[i]);
   }
 
   // Finishes a unit by one warpgroup, or one of its warps. Channels of a slab are neighbouring lanes where
@@ -3265,13 +3210,13 @@ struct ThinWgmma {
 #pragma unroll 1
     for (int first = 0; first < Numbers::slots; first += finishers) {
       const int slot = first + thread;
-      const bool is_one = slot < Numbers::slots && n + slot / Tail::channels < p.batch;
+      const bool is_one = slot < Numbers::slots && n + slot / Tail::channels < block.p.batch;
       const int channel = slot % static_cast<int>(Tail::channels);
       float gamma = 0.0f, beta = 0.0f;  // on their way
       if constexpr (Tail::mean_follows_norm) {
         if (is_one) {
-          gamma = Tail::weight(p, channel);
-          beta = Tail::bias(p, channel);
+          gamma = Tail::weight(block.p, channel);
+          beta = Tail::bias(block.p, channel);
         }
       }
       Moments all;
@@ -3288,11 +3233,11 @@ struct ThinWgmma {
       if (!is_one) continue;
       const int64 index = (n * Tail::channels + slot) / group;
       if (channel % group == 0) {
-        p.statistics[2 * index] = mean;
-        p.statistics[2 * index + 1] = rstd;
+        block.p.statistics[2 * index] = mean;
+        block.p.statistics[2 * index + 1] = rstd;
       }
       if constexpr (Tail::mean_follows_norm)
-        store_one<typename Tail::Output>(p.output, n * Tail::channels + slot,
+        store_one<typename Tail::Output>(block.p.output, n * Tail::channels + slot,
                                          fmaf(distance * rstd, gamma, beta));
     }
   }
@@ -3300,7 +3245,7 @@ struct ThinWgmma {
   // Finishes a unit; by one warpgroup, when all warps have left their moments.
   __device__ __forceinline__ void finish_moments(int64 n) const {
     if constexpr (by_lanes) {
-      if constexpr (L::parts > 1) {
+      if constexpr (parts > 1) {
         finish_by_lanes<128>(n, threadIdx.x % 128);
       } else if (threadIdx.x % 128 < 32) {
         finish_by_lanes<32>(n, threadIdx.x % 32);
@@ -3313,15 +3258,15 @@ struct ThinWgmma {
       for_each_part(slot, [&](const float* part) {
         if (part[0] > 0.0f) all.merge(part[0], part[1], part[2]);
       });
-      shared.moments[slot][0] = all.mean;
-      shared.moments[slot][1] = all.m2;
+      block.shared.moments[slot][0] = all.mean;
+      block.shared.moments[slot][1] = all.m2;
     }
     warpgroup::sync<128>(1 + threadIdx.x / 128);
     constexpr int groups = Tail::channels / Tail::group_channels;
     constexpr auto spatial = static_cast<float>(Tail::spatial);
-    for (int slab = thread; slab < L::samples * groups; slab += 128) {
-      if (n + slab / groups >= p.batch) break;
-      const float(*rows)[2] = shared.moments + slab * Tail::group_channels;
+    for (int slab = thread; slab < samples * groups; slab += 128) {
+      if (n + slab / groups >= block.p.batch) break;
+      const float(*rows)[2] = block.shared.moments + slab * Tail::group_channels;
       float moved = 0.0f;  // from the first channel's
       for (int c = 1; c < Tail::group_channels; ++c) moved += rows[c][0] - rows[0][0];
       const float mean = fmaf(moved, 1.0f / Tail::group_channels, rows[0][0]);
@@ -3332,14 +3277,14 @@ struct ThinWgmma {
       }
       const float rstd = 1.0f / sqrtf(m2 / (spatial * Tail::group_channels) + Tail::eps);
       const int64 index = n * groups + slab;
-      p.statistics[2 * index] = mean;
-      p.statistics[2 * index + 1] = rstd;
+      block.p.statistics[2 * index] = mean;
+      block.p.statistics[2 * index + 1] = rstd;
       if constexpr (Tail::mean_follows_norm) {
         for (int c = 0; c < Tail::group_channels; ++c) {
           const int channel = slab % groups * Tail::group_channels + c;
           const float value =
-              fmaf((rows[c][0] - mean) * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
-          store_one<typename Tail::Output>(p.output, index * Tail::group_channels + c, value);
+              fmaf((rows[c][0] - mean) * rstd, Tail::weight(block.p, channel), Tail::bias(block.p, channel));
+          store_one<typename Tail::Output>(block.p.output, index * Tail::group_channels + c, value);
         }
       }
     }
@@ -3348,10 +3293,10 @@ struct ThinWgmma {
   __device__ __forceinline__ void finish_mean(int64 n) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
     for (int slot = threadIdx.x % 128; slot < Numbers::slots; slot += 128) {
-      if (n + slot / Tail::channels >= p.batch) break;
+      if (n + slot / Tail::channels >= block.p.batch) break;
       float total = 0.0f;
       for_each_part(slot, [&](const float* part) { total += part[0]; });
-      store_one<typename Tail::Output>(p.output, n * Tail::channels + slot, total * per_element);
+      store_one<typename Tail::Output>(block.p.output, n * Tail::channels + slot, total * per_element);
     }
   }
 
@@ -3367,46 +3312,47 @@ struct ThinWgmma {
   // One pass over a unit. The warpgroup that arrives last merges; the other goes on.
   template <bool is_first>
   __device__ __forceinline__ void pass_over(int64 n, Ring& ring) const {
+    const Outputs outputs{block};
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
-    if constexpr (ends_may_meet) warpgroup::sync<L::consumers>(5);
+    if constexpr (ends_may_meet) warpgroup::sync<consumers>(5);
 #pragma unroll 1
-    for (int tile = 0; tile < L::channel_tiles; ++tile) {
-      int slot[2][L::state_rows];
-      bool in_range[L::state_rows];
-      float unscale[L::state_rows], bias[L::state_rows];
+    for (int tile = 0; tile < channel_tiles; ++tile) {
+      int slot[2][state_rows];
+      bool in_range[state_rows];
+      float unscale[state_rows], bias[state_rows];
 #pragma unroll
-      for (int r = 0; r < L::state_rows; ++r) {
+      for (int r = 0; r < state_rows; ++r) {
         const bool is_one = Products::is_used(warp, r);
         const int o =
-            tile * L::channel_blocks * 16 + (is_one ? Products::channels_of(warp, r) * 8 : 0) + lane / 4;
-        unscale[r] = shared.unscale[o];
-        bias[r] = shared.bias[o];
+            tile * channel_blocks * 16 + (is_one ? Products::channels_of(warp, r) * 8 : 0) + lane / 4;
+        unscale[r] = block.shared.unscale[o];
+        bias[r] = block.shared.bias[o];
         in_range[r] = o < C::channels && is_one;
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           slot[e][r] = Products::sample_of_lane(e) * C::channels + (o < C::channels ? o : 0);
       }
       // A sample beyond the batch reads the operands of the last sample.
-      const int64 last = p.batch - 1;
+      const int64 last = block.p.batch - 1;
       const auto within = [&](int s) { return n + s > last ? static_cast<int>(last - n) : s; };
-      int read[2][L::state_rows];
+      int read[2][state_rows];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int r = 0; r < L::state_rows; ++r)
+        for (int r = 0; r < state_rows; ++r)
           read[e][r] = within(slot[e][r] / C::channels) * C::channels + slot[e][r] % C::channels;
       }
       if constexpr (is_first) {
-        const MomentsPass pass{p, nullptr, n};
-        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
-                                                            pass.begin(read[1], in_range)};
+        const MomentsPass pass{block.p, nullptr, n};
+        decltype(begin_rows(pass, read[0], in_range)) state[2] = {begin_rows(pass, read[0], in_range),
+                                                                  begin_rows(pass, read[1], in_range)};
         outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_moments(state, slot, in_range);
       } else {
-        const ApplyPass pass{p, nullptr, n};
-        decltype(pass.begin(read[0], in_range)) state[2] = {pass.begin(read[0], in_range),
-                                                            pass.begin(read[1], in_range)};
+        const ApplyPass pass{block.p, nullptr, n};
+        decltype(begin_rows(pass, read[0], in_range)) state[2] = {begin_rows(pass, read[0], in_range),
+                                                                  begin_rows(pass, read[1], in_range)};
         outputs.consume(pass, state, tile, ring, unscale, bias);
         leave_sums(state, slot, in_range);
       }
@@ -3415,72 +3361,71 @@ struct ThinWgmma {
     warpgroup::sync<128>(1 + group);
     if (threadIdx.x % 128 == 0) {
       __threadfence_block();
-      shared.group_is_last[group] = atomicAdd(&shared.arrived, 1u) % L::warpgroups == L::warpgroups - 1;
+      block.shared.group_is_last[group] = atomicAdd(&block.shared.arrived, 1u) % warpgroups == warpgroups - 1;
       __threadfence_block();
     }
     warpgroup::sync<128>(1 + group);
-    if constexpr (L::parts > 1) {
-      if (shared.group_is_last[group]) leave_part<is_first>();
+    if constexpr (parts > 1) {
+      if (block.shared.group_is_last[group]) leave_part<is_first>();
       barrier::cluster_sync();
-      if (L::rank() == 0 && group == 0) finish<is_first>(n);
+      if (rank() == 0 && group == 0) finish<is_first>(n);
       barrier::cluster_sync();
-    } else if (shared.group_is_last[group]) {
+    } else if (block.shared.group_is_last[group]) {
       finish<is_first>(n);
     }
-    if constexpr (is_first && L::two_passes) {
+    if constexpr (is_first && two_passes) {
       __threadfence();
-      warpgroup::sync<L::consumers>(5);
+      warpgroup::sync<consumers>(5);
     }
   }
 
   // Whether a warpgroup could reach the end of a unit while the other still merges the one before. The ring
   // keeps them less than `planes` planes apart.
-  static constexpr bool ends_may_meet = L::channel_tiles * L::part_tiles * L::window_planes <= L::planes;
+  static constexpr bool ends_may_meet = channel_tiles * part_tiles * window_planes <= planes;
 
   __device__ __forceinline__ void run() const {
-    using Producer = WgmmaProducer<L>;
-    const WgmmaWeights<L> weights{p, shared};
-    const Producer producer{p, shared};
-    if constexpr (L::guards) allow_kernel_after();
+    const Weights weights{block};
+    const Producer producer{block};
+    if constexpr (guards) allow_kernel_after();
     if (threadIdx.x == 0) {
-      for (int i = 0; i < L::planes; ++i) {
-        barrier::initialise(&shared.full[i],
-                            producer.rows_are_aligned() ? Producer::row_chunks : L::producers / 32);
-        barrier::initialise(&shared.empty[i], L::consumer_warps);
+      for (int i = 0; i < planes; ++i) {
+        barrier::initialise(&block.shared.full[i],
+                            producer.rows_are_aligned() ? Producer::row_chunks : producers / 32);
+        barrier::initialise(&block.shared.empty[i], consumer_warps);
       }
-      barrier::initialise(&shared.prepared, L::consumers);
-      shared.arrived = 0;
-      shared.redo = redo_none;
+      barrier::initialise(&block.shared.prepared, consumers);
+      block.shared.arrived = 0;
+      block.shared.redo = redo_none;
     }
     // Prefetches what the end of a unit reads.
-    if (threadIdx.x < Tail::parameters) barrier::prefetch(p.parameter[threadIdx.x]);
-    if constexpr (L::guards) {  // the counters of the launch that does samples again
-      for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x; i < 4 * (p.batch + 1);
-           i += static_cast<int64>(gridDim.x) * Numbers::threads)
-        p.control[i] = 0;
+    if (threadIdx.x < Tail::parameters) barrier::prefetch(block.p.parameter[threadIdx.x]);
+    if constexpr (guards) {  // the counters of the launch that does samples again
+      for (int64 i = static_cast<int64>(blockIdx.x) * Numbers::threads + threadIdx.x;
+           i < 4 * (block.p.batch + 1); i += static_cast<int64>(gridDim.x) * Numbers::threads)
+        block.p.control[i] = 0;
     }
-    for (int i = threadIdx.x; i < C::in_channels * L::samples; i += Numbers::threads)
-      shared.largest[i / L::samples][i % L::samples] = 0;
+    for (int i = threadIdx.x; i < C::in_channels * samples; i += Numbers::threads)
+      block.shared.largest[i / samples][i % samples] = 0;
     __syncthreads();
-    if constexpr (L::all_prepare) {
+    if constexpr (all_prepare) {
       weights.load_weights();
       barrier::release_to_copies();
       __syncthreads();
     }
-    if (threadIdx.x < L::consumers) {
+    if (threadIdx.x < consumers) {
       warpgroup::take_registers<Numbers::consumer_registers>();
-      if constexpr (!L::all_prepare) {
+      if constexpr (!all_prepare) {
         weights.load_weights();
         barrier::release_to_copies();
         // Producers wait for it. Not one bar.sync for all: compute-sanitizer takes a barrier at two places of
         // the code for two barriers.
-        barrier::arrive(&shared.prepared);
+        barrier::arrive(&block.shared.prepared);
         weights.sync_preparing();
       }
       Ring ring;
 #pragma unroll 1
-      for (int64 n = static_cast<int64>(L::first_unit()) * L::samples; n < p.batch;
-           n += static_cast<int64>(L::unit_step()) * L::samples) {
+      for (int64 n = static_cast<int64>(first_unit()) * samples; n < block.p.batch;
+           n += static_cast<int64>(unit_step()) * samples) {
         if constexpr (Tail::has_norm) pass_over<true>(n, ring);
         if constexpr (!Tail::mean_follows_norm) pass_over<false>(n, ring);
       }
@@ -3611,7 +3556,7 @@ struct CoresMainloop {
         in_range[k] = C::channels % at_once == 0 || chunk * at_once + k < C::channels;
         slot[k] = in_range[k] ? chunk * at_once + k : 0;
       }
-      auto rows = epilogue.begin(slot, in_range);
+      auto rows = begin_rows(epilogue, slot, in_range);
 #pragma unroll 1
       for (int flat = first + static_cast<int>(threadIdx.x); flat < last; flat += Numbers::threads) {
         int j[3];
@@ -3667,6 +3612,12 @@ struct TailStreamed {
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   static constexpr int part_floats = 4;  // count, mean, M2, what the mean has no bits for
+
+  // Moments of a block's warps, or of its threads' rows.
+  struct Shared {
+    float scratch[part_floats *
+                  (Numbers::interleaved ? Numbers::width * Numbers::threads : Numbers::threads / 32)];
+  };
 
   const Parameters& p;
   float* scratch;
@@ -4001,25 +3952,7 @@ struct TailStreamed {
       __syncthreads();  // all parts are there
       finish_moments(unit);
     } else {
-      run_tickets();
-    }
-  }
-
-  __device__ __forceinline__ void run_tickets() const {
-    using Items = Schedule<first_tiles, second_tiles>;
-    const int64 units = Walk::units(p.batch);
-    const int64 tickets = Items::tickets(units, p.wave_units);
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
-      } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
-      }
+      run_tickets(*this, Walk::units(p.batch), [](int64) { return false; });
     }
   }
 };
@@ -4342,10 +4275,10 @@ struct Product {
   }
 };
 using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 63532);
+static_assert(sizeof(Agent::Shared) == 63344);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
+  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(bytes)}}.run();
 }
 
 }  // namespace block_1_tf32_thin_wgmma
@@ -4490,7 +4423,7 @@ _LAUNCHES_TF32 = r"""
 namespace {
 
 Kernel block_1_tf32_thin_wgmma_kernel("block_1_tf32_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_tf32_thin_wgmma::onepass_thin_wgmma), 384, 1, 63532, false);
+    reinterpret_cast<const void*>(&block_1_tf32_thin_wgmma::onepass_thin_wgmma), 384, 1, 63344, false);
 Kernel block_1_tf32_thin_cores_kernel("block_1_tf32_thin_cores",
     reinterpret_cast<const void*>(&block_1_tf32_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -4743,10 +4676,10 @@ struct Product {
   }
 };
 using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 63532);
+static_assert(sizeof(Agent::Shared) == 63344);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
+  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(bytes)}}.run();
 }
 
 }  // namespace block_1_tf32_away_thin_wgmma
@@ -4891,7 +4824,7 @@ _LAUNCHES_TF32_AWAY = r"""
 namespace {
 
 Kernel block_1_tf32_away_thin_wgmma_kernel("block_1_tf32_away_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_tf32_away_thin_wgmma::onepass_thin_wgmma), 384, 1, 63532, false);
+    reinterpret_cast<const void*>(&block_1_tf32_away_thin_wgmma::onepass_thin_wgmma), 384, 1, 63344, false);
 Kernel block_1_tf32_away_thin_cores_kernel("block_1_tf32_away_thin_cores",
     reinterpret_cast<const void*>(&block_1_tf32_away_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -5144,10 +5077,10 @@ struct Product {
   }
 };
 using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 88108);
+static_assert(sizeof(Agent::Shared) == 87920);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
+  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(bytes)}}.run();
 }
 
 }  // namespace block_1_near_f32_thin_wgmma
@@ -5292,7 +5225,7 @@ _LAUNCHES_NEAR_F32 = r"""
 namespace {
 
 Kernel block_1_near_f32_thin_wgmma_kernel("block_1_near_f32_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_near_f32_thin_wgmma::onepass_thin_wgmma), 384, 1, 88108, false);
+    reinterpret_cast<const void*>(&block_1_near_f32_thin_wgmma::onepass_thin_wgmma), 384, 1, 87920, false);
 Kernel block_1_near_f32_thin_cores_kernel("block_1_near_f32_thin_cores",
     reinterpret_cast<const void*>(&block_1_near_f32_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -5544,10 +5477,10 @@ struct Product {
   }
 };
 using Agent = onepass::ThinWgmma<onepass::Convolution, onepass::Tail, Numbers, Product>;
-static_assert(sizeof(Agent::Shared) <= 124972);
+static_assert(sizeof(Agent::Shared) == 124784);
 __global__ void __launch_bounds__(384, 1) onepass_thin_wgmma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char bytes[];
-  Agent{p, *reinterpret_cast<Agent::Shared*>(bytes)}.run();
+  Agent::Kernel{{p, *reinterpret_cast<Agent::Shared*>(bytes)}}.run();
 }
 
 }  // namespace block_1_f32_thin_wgmma
@@ -5692,7 +5625,7 @@ _LAUNCHES_F32 = r"""
 namespace {
 
 Kernel block_1_f32_thin_wgmma_kernel("block_1_f32_thin_wgmma",
-    reinterpret_cast<const void*>(&block_1_f32_thin_wgmma::onepass_thin_wgmma), 384, 1, 124972, false);
+    reinterpret_cast<const void*>(&block_1_f32_thin_wgmma::onepass_thin_wgmma), 384, 1, 124784, false);
 Kernel block_1_near_f32_thin_cores_kernel("block_1_near_f32_thin_cores",
     reinterpret_cast<const void*>(&block_1_near_f32_thin_cores::onepass_thin_cores), 256, 1, 13888, false);
 
@@ -5858,6 +5791,7 @@ struct Numbers {
   static constexpr int piece_vectors = 4096;
   static constexpr int piece_positions = 0;
   static constexpr int rows_per_tile = 4;
+  static constexpr int strip_channels = 16;
 };
 struct UnalignedNumbers : Numbers {
   static constexpr int vectors_in_flight = 1;
@@ -5866,6 +5800,7 @@ using Walk = onepass::PlanarWalk<onepass::Tail, Numbers>;
 using UnalignedWalk = onepass::PlanarWalk<onepass::Tail, UnalignedNumbers>;
 using Agent = onepass::TailStreamed<onepass::Tail, Numbers, Walk, true>;
 using Unaligned = onepass::TailStreamed<onepass::Tail, UnalignedNumbers, UnalignedWalk, false>;
+static_assert(sizeof(Agent::Shared) == 64 && sizeof(Unaligned::Shared) == sizeof(Agent::Shared));
 __global__ void __launch_bounds__(128, 8) onepass_tail_streamed(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ float scratch[];
   onepass::allow_kernel_after();
@@ -6007,7 +5942,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_2b822856, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -6096,7 +6031,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_2b822856, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -6185,7 +6120,7 @@ at::Tensor run_block_1_near_f32(const at::Tensor& input, at::TensorList paramete
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_2b822856, CUDA, library) {
   library.impl("block_1_near_f32", run_block_1_near_f32);
 }
 """
@@ -6274,7 +6209,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_2b822856, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -6359,13 +6294,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_9798dd78, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_2b822856, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s27_9798dd78"
+_NAMESPACE = "onepass_s27_2b822856"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

@@ -683,6 +683,25 @@ __device__ __forceinline__ void release(uint32* flag, uint32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+// A block's tickets, drawn one at a time. Drawing the next one early would save its wait, but a ticket that
+// is held back takes the place of a tile in flight: 1.25 times the time of s60's backward.
+class Tickets {
+ public:
+  explicit __device__ __forceinline__ Tickets(uint32* counter) : counter_(counter) {}
+
+  // The next ticket, in every thread.
+  __device__ __forceinline__ int64 take() {
+    __shared__ uint32 ticket;
+    __syncthreads();  // all have read the one before
+    if (threadIdx.x == 0) ticket = atomicAdd(counter_, 1u);
+    __syncthreads();
+    return ticket;
+  }
+
+ private:
+  uint32* counter_;
+};
+
 // The channel values of one row, or of `Width` neighbouring rows where a vector runs over channels.
 template <class Chain, int Rows>
 struct ChannelValues {
@@ -767,6 +786,18 @@ struct ChannelNorm {
     return Tail::has_norm ? normalise(x, mean, scale, bias) : x;
   }
 };
+
+// body(row, position) for the values of a thread that count.
+template <int Rows, int Count, class Which, class Body>
+__device__ __forceinline__ void for_each_value(Which which, Body&& body) {
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (has(i, which)) body(r, i);
+    }
+  }
+}
 
 // --------------------------------------------------------------------------------------------------
 // The terms of each class in groups of four, one for each lane of a quad. A group has four input channels of
@@ -939,15 +970,63 @@ template <class Owner>
 __device__ constexpr auto table_of = Owner::make();
 
 // --------------------------------------------------------------------------------------------------
-// Sizes that the pieces of thin/mma.cuh share: how windows, weights and staged rows lie in shared memory, and
-// how a sample is cut into tiles.
+// A thin convolution with its chains and norm in one launch, by tensor cores.
+//
+// A *hold* says where values wait until the statistics of the norm are known, and schedules the passes:
+//   HoldByRecomputing   nowhere: every output is computed twice (hold/recompute.cuh)
+//   HoldInOutput        in the output, or in a ring of the workspace (hold/in_output.cuh)
+//   HoldInCluster       in the shared memory of a cluster (hold/in_cluster.cuh)
+//
+// A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
+// plane, and the work of one warp: its window of x lies in shared memory, channel by channel. A product has
+// M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
+// its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
+// a row in all its classes. Rows are put together in shared memory, with the 16-byte phase of where they go,
+// and stored as vectors. Where four neighbouring lanes have whole sectors of a row, or eight have those of a
+// position (channels after space), they store them at once. Warps wait for each other only for statistics.
+//
+// ThinMma has the kernel's types, sizes and shared memory. Its pieces are nested classes, each defined in its
+// own file of mma/ or hold/: they use these names as they are. They are plain objects, each with a copy of
+// the warp's state (Warp).
+//
+// Products of tf32 operands are exact. Operands of 16 bits are tf32 numbers; f32 ones are rounded to it in
+// that mode, and else split into two, which leaves 2^-22 of a term. Tiles with an element that is not finite,
+// or so large that what follows might overflow, are summed term by term instead ("careful").
 
-template <class OfConvolution, class OfTail, class OfNumbers, class OfParameters>
-struct ThinMmaLayout {
-  using C = OfConvolution;
-  using Tail = OfTail;
-  using Numbers = OfNumbers;
-  using Parameters = OfParameters;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma {
+  // --- Pieces ---
+  struct Chains;       // mma/chains.cuh: the before-chain, and how exactly a tile is computed
+  struct Weights;      // mma/weights.cuh
+  struct Window;       // mma/window.cuh
+  struct Products;     // mma/products.cuh
+  struct TileMoments;  // mma/moments.cuh
+  struct Outputs;      // mma/outputs.cuh
+  struct Send;         // mma/send.cuh
+  struct Careful;      // mma/careful.cuh
+  struct Statistics;   // mma/statistics.cuh
+  struct Tickets;      // mma/tickets.cuh
+
+  // --- What pieces hand to each other ---
+  template <class Chain>
+  struct Operands;   // of a lane's channels
+  struct Fragments;  // weights of 16 channels
+  struct Limits;     // of |x|, for each way
+  template <int rz>
+  struct Held;       // weights of one class of z in registers
+  struct Columns;    // elements of the window
+  struct Distances;  // sums of distances from a pivot
+  // How a tile is computed, by the largest |x| of its window: by short forms of the chain, by exact ones, or
+  // output by output.
+  enum Way { narrow, wide, careful };
+
+  // --- Holds ---
+  struct Recompute;  // hold/recompute.cuh
+  struct InOutput;   // hold/in_output.cuh
+  struct InCluster;  // hold/in_cluster.cuh
+  struct Cluster;    // hold/cluster_layout.cuh: sizes of InCluster
+
+  using Parameters = P;
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Output = typename Tail::Output;
@@ -985,9 +1064,7 @@ struct ThinMmaLayout {
     return interleaved && halves == 2 ? 2 * quad + half : half * 8 + quad;
   }
   // The window: rows begin `lead` elements early, at a vector of the input.
-  static constexpr int window_z = Numbers::window_z;
   static constexpr int window_y = Numbers::window_y;
-  static constexpr int window_x = Numbers::window_x;
   static constexpr int lead = Numbers::lead;
   static constexpr int row_pitch = Numbers::row_pitch;
   static constexpr int plane = Numbers::plane;
@@ -998,7 +1075,7 @@ struct ThinMmaLayout {
   // elements in the stage of the outputs.
   static constexpr bool prefetches = Numbers::prefetches;
   static constexpr bool is_short = Tail::Input::bytes == 2;
-  static constexpr int raw_plane = window_z * window_y * row_pitch;
+  static constexpr int raw_plane = Numbers::window_z * window_y * row_pitch;
   static constexpr int raw_elements = is_short && Numbers::rows_are_vectors ? C::in_channels * raw_plane : 0;
   static_assert(prefetches || raw_elements * 2 <= Numbers::stage_bytes);
   static constexpr int windows = prefetches && !is_short ? 2 : 1;
@@ -1083,49 +1160,23 @@ struct ThinMmaLayout {
   // h tanh(h) + h with h = x / 2.
   static constexpr float log2_e = 1.4426950408889634f;
   static constexpr float scale = Numbers::begins_with_swish ? 0.5f : 1.0f;
-};
 
-// The state of a warp; every piece has a copy.
-template <class L>
-struct ThinMmaWarp {
-  const typename L::Parameters& p;
-  typename L::Shared& shared;
-  typename L::WarpShared& area;  // the warp's
-  const int first_channel = 0;   // of the block
-  const int lane = threadIdx.x % 32;
-  const int quad = lane / 4;  // output channel of a product; the lane has the one 8 further too
-  const int in_quad = lane % 4;
-};
+  // Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane.
+  using Sums = float[classes_x][spans][4];
 
-// --------------------------------------------------------------------------------------------------
-// A thin convolution with its chains and norm in one launch, by tensor cores.
-//
-// `Hold` says where values wait until the statistics of the norm are known, and schedules the passes:
-//   HoldByRecomputing   nowhere: every output is computed twice (hold/recompute.cuh)
-//   HoldInOutput    in the output, or in a ring of the workspace (hold/in_output.cuh)
-//   HoldInCluster   in the shared memory of a cluster (hold/in_cluster.cuh)
-//
-// A *cell* is one output position of every class (thin.h). A tile is `tile_y` rows of `tile_x` cells of a
-// plane, and the work of one warp: its window of x lies in shared memory, channel by channel. A product has
-// M = 16 output channels, N = 8 neighbouring cells and K = twice a *group* of four terms, of each class only
-// its own taps; 16 output channels of the whole tile come before the next 16. A lane then holds neighbours of
-// a row in all its classes. Rows are put together in shared memory, with the 16-byte phase of where they go,
-// and stored as vectors. Where four neighbouring lanes have whole sectors of a row, or eight have those of a
-// position (channels after space), they store them at once. Warps wait for each other only for statistics.
-//
-// The pieces in mma/ are plain objects, each with a copy of the warp's state (ThinMmaWarp): layout and terms
-// (sizes), chains, weights, window, products, moments, outputs and send, careful, statistics, tickets.
-//
-// Products of tf32 operands are exact. Operands of 16 bits are tf32 numbers; f32 ones are rounded to it in
-// that mode, and else split into two, which leaves 2^-22 of a term. Tiles with an element that is not finite,
-// or so large that what follows might overflow, are summed term by term instead ("careful").
-
-template <class Hold>
-struct ThinMma {
-  using Parameters = typename Hold::Parameters;
-
-  static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
-    Hold::run(p, *reinterpret_cast<typename Hold::Shared*>(bytes));
+  // The state of a warp; every piece has a copy.
+  struct Warp {
+    const Parameters& p;
+    Shared& shared;
+    WarpShared& area;             // the warp's
+    const int first_channel = 0;  // of the block
+    const int lane = threadIdx.x % 32;
+    const int quad = lane / 4;  // output channel of a product; the lane has the one 8 further too
+    const int in_quad = lane % 4;
+  };
+  static __device__ __forceinline__ Warp warp_of(const Parameters& p, unsigned char* bytes) {
+    auto& shared = *reinterpret_cast<Shared*>(bytes);
+    return {p, shared, shared.warp[threadIdx.x / 32]};
   }
 };
 
@@ -1133,31 +1184,23 @@ struct ThinMma {
 // The chains of a kernel on the values of a lane, and the ways to compute a tile: small sums need fewer
 // instructions for a swish.
 
-template <class L>
-struct ThinMmaChains {
-  using Numbers = typename L::Numbers;
-  using Before = typename L::Before;
-  using Output = typename L::Output;
-  using Parameters = typename L::Parameters;
-  using Terms = typename L::Terms;
-
-  // How a tile is computed, by the largest |x| of its window: by short forms of the chain, by exact ones, or
-  // output by output.
-  enum Way { narrow, wide, careful };
-
-  // --- Chains ---
-  template <class Chain>
-  struct Operands {
-    ChannelValues<Chain, 1> row[L::halves];
-    // Of a lane's channels from 16 m on.
-    __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
+template <class C, class Tail, class Numbers, class P>
+template <class Chain>
+struct ThinMma<C, Tail, Numbers, P>::Operands {
+  ChannelValues<Chain, 1> row[halves];
+  // Of a lane's channels from 16 m on.
+  __device__ __forceinline__ void load(const Parameters& p, int64 n, int m, int quad) {
 #pragma unroll
-      for (int half = 0; half < L::halves; ++half) {
-        const int channel = m * 16 + L::row_channel(half, quad);
-        row[half].load(p, n, channel < L::channels ? channel : 0);
-      }
+    for (int half = 0; half < halves; ++half) {
+      const int channel = m * 16 + row_channel(half, quad);
+      row[half].load(p, n, channel < channels ? channel : 0);
     }
-  };
+  }
+};
+
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Chains {
+  // --- Chains ---
 
   template <class Chain>
   static __device__ __forceinline__ float apply(float x, const ChannelValues<Chain, 1>& own) {
@@ -1182,19 +1225,18 @@ struct ThinMmaChains {
     const int taps = Terms::taps(rz, ry, rx);
     if (taps == 0 || taps * 2 > Terms::most_taps()) return 4;
     if (takes_tanh) return is_same<Output, bf16> && taps * 4 <= Terms::most_taps() ? 1 : 4;
-    return taps * (L::splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
+    return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
   }
   static constexpr __device__ bool has_swish_terms(int terms) {
     bool found = terms == most_terms;
-    for (int i = 0; i < L::classes_z * L::classes_y * L::classes_x; ++i)
-      found |= swish_terms(i / (L::classes_y * L::classes_x), i / L::classes_x % L::classes_y,
-                           i % L::classes_x) == terms;
+    for (int i = 0; i < classes_z * classes_y * classes_x; ++i)
+      found |= swish_terms(i / (classes_y * classes_x), i / classes_x % classes_y, i % classes_x) == terms;
     return found;
   }
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
     if (terms == 4) return takes_tanh && is_same<Output, bf16> ? 2.5f : 1.0f;
-    return terms == 3 ? 0.6f : L::splits && terms == 2 ? 0.2f : 0.3f;
+    return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
@@ -1208,7 +1250,7 @@ struct ThinMmaChains {
       return fmaf(h, tanh_h, h);
     } else {
       constexpr float factors[3][4] = {
-          {L::splits ? 0.99999577f : 0.9999784f, L::splits ? -0.33166003f : -0.32957235f},
+          {splits ? 0.99999577f : 0.9999784f, splits ? -0.33166003f : -0.32957235f},
           {0.9999955f, -0.3329557f, 0.12506282f},
           {0.9999971f, -0.33318973f, 0.13132429f, -0.04309195f}};
       const float square = h * h;
@@ -1224,8 +1266,8 @@ struct ThinMmaChains {
   static __device__ __forceinline__ void compute_here(float& x) { asm volatile("" : "+f"(x)); }
 
   static __device__ __forceinline__ float wide_sigmoid(float x) {
-    constexpr float factor = -L::log2_e / L::scale;
-    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), L::scale, L::scale));
+    constexpr float factor = -log2_e / scale;
+    return pointwise::reciprocal_fast(fmaf(pointwise::exp2_fast(x * factor), scale, scale));
   }
   template <Way way, int terms>
   static __device__ __forceinline__ void before(float& a, float& b, const ChannelValues<Before, 1>& own) {
@@ -1269,22 +1311,12 @@ struct ThinMmaChains {
 
 // Such tiles are rare. Functions are static: the address of an object would make all its shared memory
 // generic.
-template <class L>
-struct ThinMmaCareful {
-  using C = typename L::C;
-  using Tail = typename L::Tail;
-  using Chains = ThinMmaChains<L>;
-  using Before = typename L::Before;
-  using Output = typename L::Output;
-  using Parameters = typename L::Parameters;
-  using Terms = typename L::Terms;
-  using Tile = typename L::Tile;
-  using WarpShared = typename L::WarpShared;
-
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Careful {
   // An output after the before-chain, summed term by term over the taps that meet an input.
   static __device__ __noinline__ float value(const Parameters& p, int64 n, int channel, int z, int y, int x) {
     const int out[3] = {z, y, x};
-    float sum = L::bias(p, channel);
+    float sum = bias(p, channel);
 #pragma unroll 1
     for (int input = 0; input < C::in_channels; ++input) {
       float part = 0.0f;
@@ -1308,7 +1340,7 @@ struct ThinMmaCareful {
           at_tap /= kernel;
         }
         if (!meets) continue;
-        float a = L::weight(p, channel, input, tap);
+        float a = weight(p, channel, input, tap);
         float b = load_one<typename Tail::Input>(p.input, at);
         if constexpr (C::rounds_to_tf32) a = round_operand<C>(a), b = round_operand<C>(b);
         part = fmaf(a, b, part);
@@ -1323,67 +1355,66 @@ struct ThinMmaCareful {
   // body(z, y, x) for the lane's outputs of a channel of the tile.
   template <class Body>
   static __device__ __forceinline__ void for_each_output(const Tile& tile, Body&& body) {
-    const int first_y = tile.y * L::classes_y, first_x = tile.x * L::classes_x;
-    const int rows =
-        L::out_y - first_y < L::tile_y * L::classes_y ? L::out_y - first_y : L::tile_y * L::classes_y;
-    const int row =
-        L::out_x - first_x < L::tile_x * L::classes_x ? L::out_x - first_x : L::tile_x * L::classes_x;
-    const int planes =
-        L::out_z - tile.z * L::classes_z < L::classes_z ? L::out_z - tile.z * L::classes_z : L::classes_z;
+    const int first_y = tile.y * classes_y, first_x = tile.x * classes_x;
+    const int rows = out_y - first_y < tile_y * classes_y ? out_y - first_y : tile_y * classes_y;
+    const int row = out_x - first_x < tile_x * classes_x ? out_x - first_x : tile_x * classes_x;
+    const int planes = out_z - tile.z * classes_z < classes_z ? out_z - tile.z * classes_z : classes_z;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < planes * rows * row; i += 32)
-      body(tile.z * L::classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
+      body(tile.z * classes_z + i / (rows * row), first_y + i / row % rows, first_x + i % row);
+  }
+
+  // Leaves the moments of a channel, of which every lane has a part.
+  static __device__ __forceinline__ void store_moments(WarpShared& area, int channel, Moments& own) {
+    const float elements = lanes_sum<32>(own.count);
+    float mean, m2;
+    team_moments<32, threads>(own, elements, nullptr, mean, m2);
+    if (threadIdx.x % 32 == 0) {
+      area.moments[channel][0] = elements;
+      area.moments[channel][1] = mean;
+      area.moments[channel][2] = m2;
+    }
   }
 
   static __device__ __noinline__ void measure(const Parameters& p, WarpShared& area, const Tile tile) {
 #pragma unroll 1
-    for (int channel = 0; channel < L::channels; ++channel) {
+    for (int channel = 0; channel < channels; ++channel) {
       Moments all;
       for_each_output(
           tile, [&](int z, int y, int x) { all.merge(1.0f, value(p, tile.n, channel, z, y, x), 0.0f); });
-      const float elements = lanes_sum<32>(all.count);
-      float mean, m2;
-      team_moments<32, L::threads>(all, elements, nullptr, mean, m2);
-      if (threadIdx.x % 32 == 0) {
-        area.moments[channel][0] = elements;
-        area.moments[channel][1] = mean;
-        area.moments[channel][2] = m2;
-      }
+      store_moments(area, channel, all);
     }
   }
 
   // body(z, y, x) for the lane's outputs of a channel that the tile stores in `sample`. Where tiles overlap
-  // these are whole sectors, as in ThinMmaSend. A run (all rows of a plane, or a row) then starts at the
+  // these are whole sectors, as in Send. A run (all rows of a plane, or a row) then starts at the
   // first sector that begins in it. It ends where the next run starts. The first and the last run of a plane,
   // or row, have its ends.
   template <class Body>
   static __device__ __forceinline__ void for_each_stored(const char* sample, const Tile& tile, int channel,
                                                          Body&& body) {
-    const int first_y = tile.y * L::classes_y, first_x = tile.x * L::classes_x;
-    const int rows =
-        L::out_y - first_y < L::tile_y * L::classes_y ? L::out_y - first_y : L::tile_y * L::classes_y;
-    const int row =
-        L::out_x - first_x < L::tile_x * L::classes_x ? L::out_x - first_x : L::tile_x * L::classes_x;
-    const int planes =
-        L::out_z - tile.z * L::classes_z < L::classes_z ? L::out_z - tile.z * L::classes_z : L::classes_z;
-    const int length = L::whole_rows ? rows * L::out_x : row;
-    const bool is_first = L::whole_rows ? first_y == 0 : first_x == 0;
-    const bool is_last = L::whole_rows ? first_y + rows == L::out_y : first_x + row == L::out_x;
+    const int first_y = tile.y * classes_y, first_x = tile.x * classes_x;
+    const int rows = out_y - first_y < tile_y * classes_y ? out_y - first_y : tile_y * classes_y;
+    const int row = out_x - first_x < tile_x * classes_x ? out_x - first_x : tile_x * classes_x;
+    const int planes = out_z - tile.z * classes_z < classes_z ? out_z - tile.z * classes_z : classes_z;
+    const int length = whole_rows ? rows * out_x : row;
+    const bool is_first = whole_rows ? first_y == 0 : first_x == 0;
+    const bool is_last = whole_rows ? first_y + rows == out_y : first_x + row == out_x;
 #pragma unroll 1
-    for (int run = 0; run < planes * (L::whole_rows ? 1 : rows); ++run) {
-      const int z = tile.z * L::classes_z + (L::whole_rows ? run : run / rows);
-      const int y = first_y + (L::whole_rows ? 0 : run % rows);
-      const int64 first = L::output_index(0, channel, z, y, first_x);
+    for (int run = 0; run < planes * (whole_rows ? 1 : rows); ++run) {
+      const int z = tile.z * classes_z + (whole_rows ? run : run / rows);
+      const int y = first_y + (whole_rows ? 0 : run % rows);
+      const int64 first = output_index(0, channel, z, y, first_x);
       // Elements up to the next sector.
       const auto left = [&](int64 index) {
         const uint64 at = reinterpret_cast<uint64>(sample) / Output::bytes + static_cast<uint64>(index);
-        return static_cast<int>((L::sector - at % L::sector) % L::sector);
+        return static_cast<int>((sector - at % sector) % sector);
       };
-      const int begin = L::overlaps && !is_first ? left(first) : 0;
-      const int end = length + (L::overlaps && !is_last ? left(first + length) : 0);
+      const int begin = overlaps && !is_first ? left(first) : 0;
+      const int end = length + (overlaps && !is_last ? left(first + length) : 0);
 #pragma unroll 1
       for (int i = begin + threadIdx.x % 32; i < end; i += 32)
-        body(z, y + (first_x + i) / L::out_x, (first_x + i) % L::out_x);
+        body(z, y + (first_x + i) / out_x, (first_x + i) % out_x);
     }
   }
 };
@@ -1391,26 +1422,43 @@ struct ThinMmaCareful {
 // --------------------------------------------------------------------------------------------------
 // Weights as the products read them, and how large x may be for each way to compute a tile.
 
-template <class L>
-struct ThinMmaWeights {
-  using C = typename L::C;
-  using Chains = ThinMmaChains<L>;
-  using Term = typename L::Term;
-  using Terms = typename L::Terms;
+// The weights of 16 channels.
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Fragments {
+  uint32 a[in_registers ? products : 1][4];
+  const uint32 (*shared)[32][4];  // of these channels
+  const float* window;            // of the tile
+  float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
+};
 
-  const ThinMmaWarp<L> warp;
+// The weights of one class of z in registers during a pass, where they fit.
+template <class C, class Tail, class Numbers, class P>
+template <int rz>
+struct ThinMma<C, Tail, Numbers, P>::Held {
+  static constexpr int most = 10;
+  static constexpr int first = Terms::products_before(rz, 0, 0);
+  static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
+  static constexpr bool fits = !in_registers && spans_y == 1 && count > 0 && count*(splits ? 2 : 1) <= most;
+  uint32 a[fits ? count : 1][4];
+  uint32 rest[fits && splits ? count : 1][4];
+};
 
-  // The weights of 16 channels.
-  struct Fragments {
-    uint32 a[L::in_registers ? L::products : 1][4];
-    const uint32 (*shared)[32][4];  // of these channels
-    const float* window;            // of the tile
-    float bias[4];                  // as sums lie: two cells of a channel, two of that 8 further
-  };
+struct NotHeld {
+  static constexpr bool fits = false;
+};
+
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Limits {
+  float narrow, wide;  // NaN where there is none
+};
+
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Weights {
+  const Warp warp;
 
   // An operand as the tensor core reads it, and its low part where it is split.
   static __device__ __forceinline__ uint32 operand(float x) {
-    return __float_as_uint(C::rounds_to_tf32 || L::splits ? round_operand<C>(x) : x);
+    return __float_as_uint(C::rounds_to_tf32 || splits ? round_operand<C>(x) : x);
   }
   static __device__ __forceinline__ uint32 rest(float x) {
     return __float_as_uint(x - round_to_tf32(x));  // 12 bits, of which the product takes 11
@@ -1420,7 +1468,7 @@ struct ThinMmaWeights {
   // channel is C::in_channels where the lane has no term.
   template <class Body>
   __device__ __forceinline__ void for_each_term(Body&& body) const {
-    L::for_each_class([&](auto rz_, auto ry_, auto rx_) {
+    for_each_class([&](auto rz_, auto ry_, auto rx_) {
       constexpr int rz = decltype(rz_)::value;
       constexpr int ry = decltype(ry_)::value;
       constexpr int rx = decltype(rx_)::value;
@@ -1440,25 +1488,25 @@ struct ThinMmaWeights {
 
   // Loads the weights of the block's channels from 16 m on.
   __device__ __forceinline__ void load_weights(Fragments& w, int m) const {
-    w.shared = warp.shared.weights + m * L::products;
-    if constexpr (L::in_registers && !L::shares_weights) {
+    w.shared = warp.shared.weights + m * products;
+    if constexpr (in_registers && !shares_weights) {
       for_each_term([&](auto product, auto place, int tap, int input) {
         for_constant<2>([&](auto half) {
-          w.a[product][place + half] = operand(
-              L::scale * L::weight(warp.p, warp.first_channel + L::row_channel(half, warp.quad), input, tap));
+          w.a[product][place + half] =
+              operand(scale * weight(warp.p, warp.first_channel + row_channel(half, warp.quad), input, tap));
         });
       });
-    } else if constexpr (L::in_registers) {
+    } else if constexpr (in_registers) {
 #pragma unroll
-      for (int i = 0; i < L::products; ++i) {
+      for (int i = 0; i < products; ++i) {
         const uint4 v = *reinterpret_cast<const uint4*>(w.shared[i][warp.lane]);
         w.a[i][0] = v.x, w.a[i][1] = v.y, w.a[i][2] = v.z, w.a[i][3] = v.w;
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = warp.first_channel + m * 16 + L::row_channel(half, warp.quad);
-      const float value = channel < L::channels ? L::scale * L::bias(warp.p, channel) : 0.0f;
+      const int channel = warp.first_channel + m * 16 + row_channel(half, warp.quad);
+      const float value = channel < channels ? scale * bias(warp.p, channel) : 0.0f;
       // The first product reads four consecutive registers. Of two equal registers the compiler would keep
       // one and copy it for each product, one instruction an output. It does not know that the neighbouring
       // lane's value is equal.
@@ -1468,20 +1516,20 @@ struct ThinMmaWeights {
   }
 
   __device__ __forceinline__ void share_weights() const {
-    if constexpr (L::shared_weights > 0) {
+    if constexpr (shared_weights > 0) {
       int turn = threadIdx.x / 32;
       for_each_term([&](auto product, auto place, int tap, int input) {
         if (turn-- == 0) {
-          turn = L::warps - 1;
+          turn = warps - 1;
 #pragma unroll 1
-          for (int half = 0; half < 2 * L::row_tiles; ++half) {
-            const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
-            const float value = L::scale * L::weight(warp.p, channel, input, tap);
-            const int to = half / 2 * L::products + product;
-            if constexpr (L::shares_weights)
+          for (int half = 0; half < 2 * row_tiles; ++half) {
+            const int channel = warp.first_channel + half / 2 * 16 + row_channel(half % 2, warp.quad);
+            const float value = scale * weight(warp.p, channel, input, tap);
+            const int to = half / 2 * products + product;
+            if constexpr (shares_weights)
               warp.shared.weights[to][warp.lane][place + half % 2] = operand(value);
-            if constexpr (L::splits)
-              warp.shared.weights[L::first_rest + to][warp.lane][place + half % 2] = rest(value);
+            if constexpr (splits)
+              warp.shared.weights[first_rest + to][warp.lane][place + half % 2] = rest(value);
           }
         }
       });
@@ -1491,9 +1539,9 @@ struct ThinMmaWeights {
   // The same with loads of several halves of products in flight: a block begins 2 us earlier with 25
   // products. (With it the recomputing kernel of s60 in strict f32 spills 126 bytes and is 2% slower.)
   __device__ __forceinline__ void share_weights_at_once() const {
-    if constexpr (L::shared_weights > 0) {
+    if constexpr (shared_weights > 0) {
       constexpr int at_once = 4;
-      constexpr int own = (2 * L::products + L::warps - 1) / L::warps;
+      constexpr int own = (2 * products + warps - 1) / warps;
       const int own_warp = threadIdx.x / 32;
       for_constant<(own + at_once - 1) / at_once>([&](auto part_) {
         constexpr int first = decltype(part_)::value * at_once;
@@ -1502,26 +1550,24 @@ struct ThinMmaWeights {
         for (int i = 0; i < at_once; ++i) inputs[i] = static_cast<int>(C::in_channels);
         for_each_term([&](auto product, auto place, int tap, int input) {
           constexpr int index = 2 * decltype(product)::value + decltype(place)::value / 2;
-          constexpr int i = index / L::warps - first;
+          constexpr int i = index / warps - first;
           if constexpr (i >= 0 && i < at_once) {
-            if (index % L::warps == own_warp) taps[i] = tap, inputs[i] = input;
+            if (index % warps == own_warp) taps[i] = tap, inputs[i] = input;
           }
         });
 #pragma unroll 1
-        for (int half = 0; half < 2 * L::row_tiles; ++half) {
-          const int channel = warp.first_channel + half / 2 * 16 + L::row_channel(half % 2, warp.quad);
+        for (int half = 0; half < 2 * row_tiles; ++half) {
+          const int channel = warp.first_channel + half / 2 * 16 + row_channel(half % 2, warp.quad);
           float values[at_once];
 #pragma unroll
-          for (int i = 0; i < at_once; ++i)
-            values[i] = L::scale * L::weight(warp.p, channel, inputs[i], taps[i]);
+          for (int i = 0; i < at_once; ++i) values[i] = scale * weight(warp.p, channel, inputs[i], taps[i]);
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
-            const int index = (first + i) * L::warps + own_warp;
-            if (index >= 2 * L::products) continue;
-            const int to = half / 2 * L::products + index / 2, place = index % 2 * 2 + half % 2;
-            if constexpr (L::shares_weights) warp.shared.weights[to][warp.lane][place] = operand(values[i]);
-            if constexpr (L::splits)
-              warp.shared.weights[L::first_rest + to][warp.lane][place] = rest(values[i]);
+            const int index = (first + i) * warps + own_warp;
+            if (index >= 2 * products) continue;
+            const int to = half / 2 * products + index / 2, place = index % 2 * 2 + half % 2;
+            if constexpr (shares_weights) warp.shared.weights[to][warp.lane][place] = operand(values[i]);
+            if constexpr (splits) warp.shared.weights[first_rest + to][warp.lane][place] = rest(values[i]);
           }
         }
       });
@@ -1530,30 +1576,16 @@ struct ThinMmaWeights {
 
   template <bool of_rest>
   __device__ __forceinline__ void take_weights(uint32 (&a)[4], const Fragments& w, int index) const {
-    if constexpr (L::in_registers && !of_rest) {
+    if constexpr (in_registers && !of_rest) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = w.a[index][i];
     } else {
       const uint4 v =
-          *reinterpret_cast<const uint4*>(w.shared[(of_rest ? L::first_rest : 0) + index][warp.lane]);
+          *reinterpret_cast<const uint4*>(w.shared[(of_rest ? first_rest : 0) + index][warp.lane]);
       a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
     }
   }
 
-  // The weights of one class of z in registers during a pass, where they fit.
-  static constexpr int most_held = 10;
-  template <int rz>
-  struct Held {
-    static constexpr int first = Terms::products_before(rz, 0, 0);
-    static constexpr int count = Terms::products_before(rz + 1, 0, 0) - first;
-    static constexpr bool fits = !L::in_registers && L::spans_y == 1 && count > 0 &&
-                                 count*(L::splits ? 2 : 1) <= most_held;
-    uint32 a[fits ? count : 1][4];
-    uint32 rest[fits && L::splits ? count : 1][4];
-  };
-  struct NotHeld {
-    static constexpr bool fits = false;
-  };
   template <int rz>
   __device__ __forceinline__ Held<rz> hold_weights(const Fragments& w) const {
     Held<rz> held;
@@ -1561,7 +1593,7 @@ struct ThinMmaWeights {
 #pragma unroll
       for (int i = 0; i < Held<rz>::count; ++i) {
         take_weights<false>(held.a[i], w, Held<rz>::first + i);
-        if constexpr (L::splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
+        if constexpr (splits) take_weights<true>(held.rest[i], w, Held<rz>::first + i);
       }
     }
     return held;
@@ -1579,19 +1611,15 @@ struct ThinMmaWeights {
     }
   }
 
-  struct Limits {
-    float narrow, wide;  // NaN where there is none
-  };
-
   // Limits of |x| for the narrow and the wide way. Leaves the weights of the last channels in `w`.
   __device__ __forceinline__ Limits input_limits(Fragments& w) const {
     float largest[Chains::most_terms + 1] =
         {};                     // sum of a class's |w|, of those with so many terms of a swish
     float largest_bias = 0.0f;  // NaN stays
 #pragma unroll 1
-    for (int m = 0; m < L::row_tiles; ++m) {
+    for (int m = 0; m < row_tiles; ++m) {
       load_weights(w, m);
-      L::for_each_class([&](auto rz, auto ry, auto rx) {
+      for_each_class([&](auto rz, auto ry, auto rx) {
         constexpr int groups = Terms::groups(rz, ry, rx);
         constexpr int first = Terms::products_before(rz, ry, rx);
         float sum[2] = {};
@@ -1622,7 +1650,7 @@ struct ThinMmaWeights {
     }
     // Rounded weights may be smaller than they were by 2^-11.
     const auto limit = [&](float most, float of_weights) {
-      return of_weights <= 1e30f ? (most * (L::scale < 0.0f ? -L::scale : L::scale) - largest_bias) /
+      return of_weights <= 1e30f ? (most * (scale < 0.0f ? -scale : scale) - largest_bias) /
                                        pointwise::maximum(of_weights, 1e-30f) * 0.998f
                                  : __int_as_float(0x7fffffff);
     };
@@ -1641,18 +1669,9 @@ struct ThinMmaWeights {
 // --------------------------------------------------------------------------------------------------
 // The window of x that a warp has in shared memory for its tile.
 
-template <class L>
-struct ThinMmaWindow {
-  using C = typename L::C;
-  using Tail = typename L::Tail;
-  using Numbers = typename L::Numbers;
-  using Chains = ThinMmaChains<L>;
-  using Way = typename Chains::Way;
-  using Limits = typename ThinMmaWeights<L>::Limits;
-  using Terms = typename L::Terms;
-  using Tile = typename L::Tile;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Window {
+  const Warp warp;
 
   // Where a window begins in the input.
   struct Origin {
@@ -1677,32 +1696,32 @@ struct ThinMmaWindow {
   template <class Body>
   __device__ __forceinline__ void for_each_position(const Tile& tile, Body&& body) const {
     constexpr int bytes = Tail::Input::bytes;
-    constexpr int left = L::window_x % 32;
+    constexpr int left = Numbers::window_x % 32;
     const Origin o = origin_of(tile);
 #pragma unroll
-    for (int x = 0; x < L::window_x - left; x += 32) {
+    for (int x = 0; x < Numbers::window_x - left; x += 32) {
       const bool has_x = has(o.x + x + warp.lane, C::input_size(2));
       const char* from = o.from + (x + warp.lane) * C::input_stride(4) * bytes;
-      int i = L::lead + x + warp.lane;
+      int i = lead + x + warp.lane;
 #pragma unroll 1
-      for (int z = o.z; z < o.z + L::window_z; ++z) {
+      for (int z = o.z; z < o.z + Numbers::window_z; ++z) {
         const bool has_z = has_x && has(z, C::input_size(0));
 #pragma unroll 4
-        for (int y = 0; y < L::window_y; ++y) {
+        for (int y = 0; y < window_y; ++y) {
           body(i, has_z && has(o.y + y, C::input_size(1)), from);
-          i += L::row_pitch;
+          i += row_pitch;
           from += C::input_stride(3) * bytes;
         }
-        from += (C::input_stride(2) - L::window_y * C::input_stride(3)) * bytes;
+        from += (C::input_stride(2) - window_y * C::input_stride(3)) * bytes;
       }
     }
 #pragma unroll 1
-    for (int k = warp.lane; k < L::window_z * L::window_y * left; k += 32) {
+    for (int k = warp.lane; k < Numbers::window_z * window_y * left; k += 32) {
       const int row = k / (left > 0 ? left : 1);
-      const int x = L::window_x - left + (k - row * left);
-      const int y = row % L::window_y, z = row / L::window_y;
+      const int x = Numbers::window_x - left + (k - row * left);
+      const int y = row % window_y, z = row / window_y;
       const int64 at = z * C::input_stride(2) + y * C::input_stride(3) + x * C::input_stride(4);
-      body(row * L::row_pitch + L::lead + x,
+      body(row * row_pitch + lead + x,
            has(o.x + x, C::input_size(2)) && has(o.y + y, C::input_size(1)) && has(o.z + z, C::input_size(0)),
            o.from + at * bytes);
     }
@@ -1713,36 +1732,35 @@ struct ThinMmaWindow {
   template <int plane_to, class Body>
   __device__ __forceinline__ void for_each_vector(const Tile& tile, Body&& body) const {
     constexpr int bytes = Tail::Input::bytes;
-    constexpr int of_row = L::row_pitch / L::input_width;
+    constexpr int of_row = row_pitch / input_width;
     constexpr int lanes = of_row < 32 ? of_row : 32;  // of a row
     constexpr int rows = 32 / lanes;
     const Origin o = origin_of(tile);
     const int own_row = warp.lane / lanes, own = warp.lane - own_row * lanes;
     if (own_row >= rows) return;
     // With few vectors all loops are unrolled: the bounds of a row are tested once for all channels.
-    constexpr int rows_at_once = (L::window_y + rows - 1) / rows;
+    constexpr int rows_at_once = (window_y + rows - 1) / rows;
     constexpr bool all_at_once =
-        (of_row + lanes - 1) / lanes * rows_at_once * L::window_z * C::in_channels <= 32;
+        (of_row + lanes - 1) / lanes * rows_at_once * Numbers::window_z * C::in_channels <= 32;
 #pragma unroll
     for (int v = 0; v < of_row; v += lanes) {
       if (of_row % lanes != 0 && own + v >= of_row) break;
-      const int x = o.x - L::lead + (own + v) * L::input_width;
+      const int x = o.x - lead + (own + v) * input_width;
       const int left = static_cast<int>(C::input_size(2)) - x;
-      const int of_vector = x < 0 || left <= 0 ? 0 : left < L::input_width ? left * bytes : 16;
-      const char* channel =
-          o.from + ((own + v) * L::input_width - L::lead + own_row * C::input_stride(3)) * bytes;
-      const int to = own_row * L::row_pitch + (own + v) * L::input_width;
+      const int of_vector = x < 0 || left <= 0 ? 0 : left < input_width ? left * bytes : 16;
+      const char* channel = o.from + ((own + v) * input_width - lead + own_row * C::input_stride(3)) * bytes;
+      const int to = own_row * row_pitch + (own + v) * input_width;
 #pragma unroll(all_at_once ? static_cast <int>(C::in_channels) : 1)
       for (int c = 0; c < C::in_channels; ++c) {
-#pragma unroll(all_at_once ? L::window_z : 1)
-        for (int z = 0; z < L::window_z; ++z) {
+#pragma unroll(all_at_once ? Numbers::window_z : 1)
+        for (int z = 0; z < Numbers::window_z; ++z) {
           const int of_plane = has(o.z + z, C::input_size(0)) ? of_vector : 0;
 #pragma unroll(all_at_once ? rows_at_once : 4)
           for (int i = 0; i < rows_at_once; ++i) {
             const int y = i * rows;
-            if (y + rows > L::window_y && y + own_row >= L::window_y) continue;
+            if (y + rows > window_y && y + own_row >= window_y) continue;
             body(
-                to + c * plane_to + (z * L::window_y + y) * L::row_pitch,
+                to + c * plane_to + (z * window_y + y) * row_pitch,
                 has(o.y + y + own_row, C::input_size(1)) ? of_plane : 0,
                 channel + (c * C::input_stride(1) + z * C::input_stride(2) + y * C::input_stride(3)) * bytes);
           }
@@ -1760,31 +1778,31 @@ struct ThinMmaWindow {
 
   // Padding of the window is zero at all times.
   __device__ __forceinline__ void clear() const {
-    for (int i = warp.lane; i < L::windows * L::window_words; i += 32) warp.area.x[i] = 0.0f;
+    for (int i = warp.lane; i < windows * window_words; i += 32) warp.area.x[i] = 0.0f;
     __syncwarp();
   }
 
   __device__ __forceinline__ unsigned char* raw() const {
-    return L::prefetches ? reinterpret_cast<unsigned char*>(warp.area.raw) : warp.area.stage;
+    return prefetches ? reinterpret_cast<unsigned char*>(warp.area.raw) : warp.area.stage;
   }
 
   // Starts the copy of a tile's window; no lane reads the old one any more. Positions outside the input
   // become zeros.
   __device__ __forceinline__ void send_for(const Tile& tile, float* x) const {
     if (by_vectors()) {
-      for_each_vector<L::is_short ? L::raw_plane : L::plane>(tile, [&](int to, int bytes, const char* from) {
-        const void* place = L::is_short ? static_cast<const void*>(raw() + to * 2) : x + to;
+      for_each_vector<is_short ? raw_plane : plane>(tile, [&](int to, int bytes, const char* from) {
+        const void* place = is_short ? static_cast<const void*>(raw() + to * 2) : x + to;
         asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(place)), "l"(from),
                      "r"(bytes)
                      : "memory");
       });
-    } else if constexpr (!L::is_short) {
+    } else if constexpr (!is_short) {
       for_each_position(tile, [&](int to, bool inside, const char* from) {
         const int bytes = inside ? 4 : 0;
 #pragma unroll
         for (int c = 0; c < C::in_channels; ++c) {
           asm volatile(
-              "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(x + c * L::plane + to)),
+              "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(x + c * plane + to)),
               "l"(from + c * C::input_stride(1) * 4), "r"(bytes)
               : "memory");
         }
@@ -1795,161 +1813,152 @@ struct ThinMmaWindow {
   // Waits for the window, converts it, and says how the tile is computed.
   __device__ __forceinline__ Way take(const Tile& tile, const Limits& limits, float* x) const {
     float largest = 0.0f;
-    if (L::is_short && !by_vectors()) {
+    if (is_short && !by_vectors()) {
       for_each_position(tile, [&](int to, bool inside, const char* from) {
 #pragma unroll
         for (int c = 0; c < C::in_channels; ++c) {
           float value = 0.0f;
           if (inside) value = load_one<typename Tail::Input>(from, c * C::input_stride(1));
           largest = pointwise::maximum(fabsf(value), largest);
-          x[c * L::plane + to] = value;
+          x[c * plane + to] = value;
         }
       });
     } else {
       asm volatile("cp.async.wait_all;" ::: "memory");
       __syncwarp();
       const auto take = [&](const void* from, float* to) {
-        float v[L::input_width];
-        Packed<typename Tail::Input, L::input_width> packed;
+        float v[input_width];
+        Packed<typename Tail::Input, input_width> packed;
         packed.load_shared(from);
         packed.unpack(v);
 #pragma unroll
-        for (int k = 0; k < L::input_width; ++k) {
+        for (int k = 0; k < input_width; ++k) {
           largest = pointwise::maximum(fabsf(v[k]), largest);
           if constexpr (C::rounds_to_tf32) v[k] = round_operand<C>(v[k]);
         }
-        if constexpr (L::is_short || C::rounds_to_tf32) {
+        if constexpr (is_short || C::rounds_to_tf32) {
 #pragma unroll
-          for (int k = 0; k < L::input_width; k += 4)
+          for (int k = 0; k < input_width; k += 4)
             *reinterpret_cast<float4*>(to + k) = float4{v[k], v[k + 1], v[k + 2], v[k + 3]};
         }
       };
-      if constexpr (L::is_short && L::plane == L::raw_plane) {
+      if constexpr (is_short && plane == raw_plane) {
         // Lanes behind the end take the last vector again: no branches.
-        constexpr int last = L::window_words - L::input_width;
+        constexpr int last = window_words - input_width;
 #pragma unroll 1
-        for (int first = 0; first < L::window_words; first += 32 * L::input_width) {
-          const int i = first + warp.lane * L::input_width < last ? first + warp.lane * L::input_width : last;
+        for (int first = 0; first < window_words; first += 32 * input_width) {
+          const int i = first + warp.lane * input_width < last ? first + warp.lane * input_width : last;
           take(raw() + i * 2, x + i);
         }
-      } else if constexpr (L::is_short) {
+      } else if constexpr (is_short) {
 #pragma unroll 1
         for (int c = 0; c < C::in_channels; ++c) {
 #pragma unroll 2
-          for (int i = warp.lane * 8; i < L::raw_plane; i += 32 * 8)
-            take(raw() + (c * L::raw_plane + i) * 2, x + c * L::plane + i);
+          for (int i = warp.lane * 8; i < raw_plane; i += 32 * 8)
+            take(raw() + (c * raw_plane + i) * 2, x + c * plane + i);
         }
       } else {
 #pragma unroll 2
-        for (int i = warp.lane * 4; i < L::window_words; i += 32 * 4) take(x + i, x + i);
+        for (int i = warp.lane * 4; i < window_words; i += 32 * 4) take(x + i, x + i);
       }
     }
     __syncwarp();
-    if (Chains::narrows && __all_sync(0xffffffffu, largest <= limits.narrow)) return Chains::narrow;
-    return __all_sync(0xffffffffu, largest <= limits.wide) ? Chains::wide : Chains::careful;
+    if (Chains::narrows && __all_sync(0xffffffffu, largest <= limits.narrow)) return narrow;
+    return __all_sync(0xffffffffu, largest <= limits.wide) ? wide : careful;
   }
 };
 
 // --------------------------------------------------------------------------------------------------
 // Products by mma.sync: columns of the window times weights, and the outputs that their sums belong to.
 
-template <class L>
-struct ThinMmaProducts {
-  using C = typename L::C;
-  using Numbers = typename L::Numbers;
-  using Weights = ThinMmaWeights<L>;
-  using Fragments = typename Weights::Fragments;
-  using Patterns = typename L::Patterns;
-  using Term = typename L::Term;
-  using Terms = typename L::Terms;
-  using Tile = typename L::Tile;
-
-  const ThinMmaWarp<L> warp;
-  const Weights weights{warp};
-
-  // Elements of the window for a group's terms, of the lane's cells.
+// Elements of the window for a group's terms, of the lane's cells.
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Columns {
   static constexpr int box_z = Terms::reach(0) + 1, box_y = Terms::reach(1) + 1, box_x = Terms::reach(2) + 1;
-  static constexpr bool preloads = L::classes_z * L::classes_y > 1 && Terms::taps_at_once == 1 &&
-                                   L::vectors* box_z* box_y* box_x* L::spans <= 32;
-  struct Columns {
-    const float* base[L::patterns];  // where the lane's terms of a group lie that begins with the window
-    float value[preloads ? L::vectors * box_z * box_y * box_x : 1][L::spans];
+  static constexpr bool preloads =
+      classes_z * classes_y > 1 && Terms::taps_at_once == 1 && vectors* box_z* box_y* box_x* spans <= 32;
+  const float* base[patterns];  // where the lane's terms of a group lie that begins with the window
+  float value[preloads ? vectors * box_z * box_y * box_x : 1][spans];
 
-    static __device__ __forceinline__ constexpr int place(const Term& t) {
-      return ((t.channel / 4 * box_z + t.z) * box_y + t.y) * box_x + t.x;
+  static __device__ __forceinline__ constexpr int place(const Term& t) {
+    return ((t.channel / 4 * box_z + t.z) * box_y + t.y) * box_x + t.x;
+  }
+  static __device__ __forceinline__ constexpr int word_of(const Term& t, int span) {
+    return Patterns::word(t) + span / spans_x * static_cast<int>(C::step(1)) * row_pitch +
+           span % spans_x * 8 * static_cast<int>(C::step(2));
+  }
+  template <int rz, int ry, int rx, int group>
+  __device__ __forceinline__ float at(int span) const {
+    constexpr Term t = Terms::term(rz, ry, rx, group, 0);
+    if constexpr (preloads) {
+      return value[place(t)][span];
+    } else {
+      constexpr int pattern = table_of<Patterns>.find(rz, ry, rx, group);
+      return base[pattern][word_of(t, span)];
     }
-    static __device__ __forceinline__ constexpr int word_of(const Term& t, int span) {
-      return Patterns::word(t) + span / L::spans_x * static_cast<int>(C::step(1)) * L::row_pitch +
-             span % L::spans_x * 8 * static_cast<int>(C::step(2));
-    }
-    template <int rz, int ry, int rx, int group>
-    __device__ __forceinline__ float at(int span) const {
-      constexpr Term t = Terms::term(rz, ry, rx, group, 0);
-      if constexpr (preloads) {
-        return value[place(t)][span];
-      } else {
-        constexpr int pattern = table_of<Patterns>.find(rz, ry, rx, group);
-        return base[pattern][word_of(t, span)];
-      }
-    }
-  };
+  }
+};
+
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Products {
+  const Warp warp;
+  const Weights weights{warp};
 
   __device__ __forceinline__ Columns columns_of(const Fragments& w, int y, int column) const {
     Columns c;
-    const float* base = w.window + L::lead + y * static_cast<int>(C::step(1)) * L::row_pitch +
-                        (column * L::spans_x * 8 + warp.quad) * static_cast<int>(C::step(2));
-    for_constant<L::patterns>([&](auto i_) {
+    const float* base = w.window + lead + y * static_cast<int>(C::step(1)) * row_pitch +
+                        (column * spans_x * 8 + warp.quad) * static_cast<int>(C::step(2));
+    for_constant<patterns>([&](auto i_) {
       constexpr int i = decltype(i_)::value;
       c.base[i] = base + (warp.in_quad == 0   ? 0
                           : warp.in_quad == 1 ? table_of<Patterns>.distance[i][1]
                           : warp.in_quad == 2 ? table_of<Patterns>.distance[i][2]
                                               : table_of<Patterns>.distance[i][3]);
     });
-    if constexpr (preloads) {
-      for_constant<L::vectors * box_z * box_y * box_x>([&](auto i_) {
+    if constexpr (Columns::preloads) {
+      for_constant<vectors * Columns::box_z * Columns::box_y * Columns::box_x>([&](auto i_) {
         constexpr int i = decltype(i_)::value;
-        constexpr int vector = i / (box_x * box_y * box_z);
+        constexpr int vector = i / (Columns::box_x * Columns::box_y * Columns::box_z);
         constexpr int all = C::in_channels;
         // The last group of input channels may have fewer than four, at other distances.
-        constexpr int pattern = vector == L::vectors - 1 && all % 4 != 0 ? L::patterns - 1 : 0;
+        constexpr int pattern = vector == vectors - 1 && all % 4 != 0 ? patterns - 1 : 0;
 #pragma unroll
-        for (int span = 0; span < L::spans; ++span)
+        for (int span = 0; span < spans; ++span)
           c.value[i][span] = c.base[pattern][Columns::word_of(
-              Term{true, i / (box_x * box_y) % box_z, i / box_x % box_y, i % box_x, 0, vector * 4}, span)];
+              Term{true, i / (Columns::box_x * Columns::box_y) % Columns::box_z,
+                   i / Columns::box_x % Columns::box_y, i % Columns::box_x, 0, vector * 4},
+              span)];
       });
     }
     return c;
   }
 
-  // --- Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane ---
-  using Sums = float[L::classes_x][L::spans][4];
-
-  template <int rz, int ry, class HeldWeights = typename Weights::NotHeld>
+  template <int rz, int ry, class HeldWeights = NotHeld>
   __device__ __forceinline__ void convolve(Sums& sum, const Fragments& w, const Columns& c,
                                            const HeldWeights& held = {}) const {
-    for_constant<L::classes_x>([&](auto rx_) {
+    for_constant<classes_x>([&](auto rx_) {
       constexpr int rx = decltype(rx_)::value;
       constexpr int first = Terms::products_before(rz, ry, rx);
       constexpr int groups = Terms::groups(rz, ry, rx);
       if constexpr (groups == 0) {
 #pragma unroll
-        for (int k = 0; k < L::spans * 4; ++k) sum[rx][k / 4][k % 4] = w.bias[k % 4];
-      } else if constexpr (L::splits) {
+        for (int k = 0; k < spans * 4; ++k) sum[rx][k / 4][k % 4] = w.bias[k % 4];
+      } else if constexpr (splits) {
         convolve_split<rz, ry, rx>(sum, w, c, held);
       } else {
         for_constant<(groups + 1) / 2>([&](auto i_) {
           constexpr int i = decltype(i_)::value;
           constexpr bool both = 2 * i + 1 < groups;
-          uint32 b[L::spans][2];
+          uint32 b[spans][2];
 #pragma unroll
-          for (int span = 0; span < L::spans; ++span) {
+          for (int span = 0; span < spans; ++span) {
             b[span][0] = __float_as_uint(c.template at<rz, ry, rx, 2 * i>(span));
             if constexpr (both) b[span][1] = __float_as_uint(c.template at<rz, ry, rx, 2 * i + 1>(span));
           }
           uint32 a[4];
           weights.template take_weights<false>(a, w, held, first + i);
 #pragma unroll
-          for (int span = 0; span < L::spans; ++span) {
+          for (int span = 0; span < spans; ++span) {
             float(&d)[4] = sum[rx][span];
             if constexpr (both) {
               mma_k8(d, a, b[span][0], b[span][1], i == 0 ? w.bias : d);
@@ -1971,12 +1980,12 @@ struct ThinMmaProducts {
     constexpr int groups = Terms::groups(rz, ry, rx);
     constexpr int count = (groups + 1) / 2;
     constexpr int at_once = 8;
-    constexpr bool in_turn = preloads;
+    constexpr bool in_turn = Columns::preloads;
     const float zero[4] = {};
     for_constant<(count + at_once - 1) / at_once>([&](auto part_) {
       constexpr int part = decltype(part_)::value;
       constexpr int here = count - part * at_once < at_once ? count - part * at_once : at_once;
-      float large[L::spans][4], small[L::spans][4];
+      float large[spans][4], small[spans][4];
       for_constant<(in_turn ? 2 : 1) * here>([&](auto j_) {
         constexpr int j = decltype(j_)::value % here;
         constexpr bool takes_small = decltype(j_)::value < here;
@@ -1987,7 +1996,7 @@ struct ThinMmaProducts {
         weights.template take_weights<false>(a, w, held, first + i);
         if constexpr (takes_small) weights.template take_weights<true>(a_rest, w, held, first + i);
 #pragma unroll
-        for (int span = 0; span < L::spans; ++span) {
+        for (int span = 0; span < spans; ++span) {
           uint32 b[2], b_rest[2];
           b[0] = Weights::operand(c.template at<rz, ry, rx, 2 * i>(span));
           b_rest[0] = Weights::rest(c.template at<rz, ry, rx, 2 * i>(span));
@@ -2014,7 +2023,7 @@ struct ThinMmaProducts {
         }
       });
 #pragma unroll
-      for (int k = 0; k < L::spans * 4; ++k) {
+      for (int k = 0; k < spans * 4; ++k) {
         const float both = in_turn ? large[k / 4][k % 4] : large[k / 4][k % 4] + small[k / 4][k % 4];
         float& to = sum[rx][k / 4][k % 4];
         to = part == 0 ? both : to + both;
@@ -2024,39 +2033,57 @@ struct ThinMmaProducts {
 
   // The first of the lane's two neighbouring cells in a span of an item.
   __device__ __forceinline__ int cell_of(const Tile& tile, int column, int span) const {
-    return tile.x + (column * L::spans_x + span % L::spans_x) * 8 + 2 * warp.in_quad;
+    return tile.x + (column * spans_x + span % spans_x) * 8 + 2 * warp.in_quad;
   }
   // Whether the lane's element (cell 2 in_quad + i of the last span, class rx) can lie beyond the row's end.
   static constexpr __device__ bool may_end(int i, int rx) {
-    return ((Numbers::tiles_x * L::columns * L::spans_x - 1) * 8 + 6 + i) * L::classes_x + rx >= L::out_x;
+    return ((Numbers::tiles_x * columns * spans_x - 1) * 8 + 6 + i) * classes_x + rx >= out_x;
   }
   static __device__ __forceinline__ bool ends(int cell, int i, int rx) {
-    return may_end(i, rx) && (cell + i) * L::classes_x + rx >= L::out_x;
+    return may_end(i, rx) && (cell + i) * classes_x + rx >= out_x;
   }
   // Whether the output has a class of a plane, and of a row of cells.
   static __device__ __forceinline__ bool has_plane(const Tile& tile, int rz) {
-    return L::out_z % L::classes_z == 0 || tile.z * L::classes_z + rz < L::out_z;
+    return out_z % classes_z == 0 || tile.z * classes_z + rz < out_z;
   }
   static __device__ __forceinline__ bool has_row(const Tile& tile, int y, int ry) {
-    if (L::out_y % L::classes_y == 0 && L::cells_y % L::spans_y == 0) return true;
-    return (ry == 0 && L::spans_y == 1) || (tile.y + y) * L::classes_y + ry < L::out_y;
+    if (out_y % classes_y == 0 && cells_y % spans_y == 0) return true;
+    return (ry == 0 && spans_y == 1) || (tile.y + y) * classes_y + ry < out_y;
   }
   static __device__ __forceinline__ int rows_of(const Tile& tile) {
-    return L::cells_y - tile.y < L::tile_y ? L::cells_y - tile.y : L::tile_y;
+    return cells_y - tile.y < tile_y ? cells_y - tile.y : tile_y;
   }
   static __device__ __forceinline__ int items_of(int rows) {
-    return (rows + L::spans_y - 1) / L::spans_y * L::columns;
+    return (rows + spans_y - 1) / spans_y * columns;
   }
 
   // body(half of the 16 channels, class of x, span, sums of two neighbouring cells) for all of a lane's sums.
   template <class Body>
   static __device__ __forceinline__ void for_each_pair(Sums& sum, Body&& body) {
-    for_constant<L::spans * L::classes_x * L::halves>([&](auto k_) {
+    for_constant<spans * classes_x * halves>([&](auto k_) {
       constexpr int k = decltype(k_)::value;
-      constexpr int half = k % L::halves;
-      constexpr int rx = k / L::halves % L::classes_x;
-      constexpr int span = k / L::halves / L::classes_x;
+      constexpr int half = k % halves;
+      constexpr int rx = k / halves % classes_x;
+      constexpr int span = k / halves / classes_x;
       body(Constant<half>{}, Constant<rx>{}, Constant<span>{}, sum[rx][span] + half * 2);
+    });
+  }
+
+  // body(class of y, half, class of x, span, sums of two cells, whether their row exists) for all sums of an
+  // item of one class of z.
+  template <int rz, class Body>
+  __device__ __forceinline__ void for_each_sum(const Fragments& w, const Held<rz>& held, const Tile& tile,
+                                               int y, int column, Body&& body) const {
+    const Columns c = columns_of(w, y, column);
+    for_constant<classes_y>([&](auto ry) {
+      bool exists[spans_y];
+#pragma unroll
+      for (int i = 0; i < spans_y; ++i) exists[i] = has_row(tile, y + i, ry);
+      Sums sum;
+      convolve<rz, decltype(ry)::value>(sum, w, c, held);
+      for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+        body(ry, half, rx, span, pair, exists[span / spans_x]);
+      });
     });
   }
 };
@@ -2064,39 +2091,31 @@ struct ThinMmaProducts {
 // --------------------------------------------------------------------------------------------------
 // The moments of a tile's channels, by sums of distances from a pivot.
 
-template <class L>
-struct ThinMmaMoments {
-  using Chains = ThinMmaChains<L>;
-  using Weights = ThinMmaWeights<L>;
-  using Products = ThinMmaProducts<L>;
-  using Way = typename Chains::Way;
-  using Fragments = typename Weights::Fragments;
-  using Columns = typename Products::Columns;
-  using Sums = typename Products::Sums;
-  using Before = typename L::Before;
-  using Tile = typename L::Tile;
-  template <class Chain>
-  using Operands = typename Chains::template Operands<Chain>;
-  template <int rz>
-  using Held = typename Weights::template Held<rz>;
+// Sums of distances from a pivot, which is the quad's first value of the channel.
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Distances {
+  float pivot[halves] = {};
+  float sum[halves] = {};
+  float square[halves] = {};
 
-  const ThinMmaWarp<L> warp;
+  __device__ __forceinline__ void add(int half, float distance) {
+    sum[half] += distance;
+    square[half] = fmaf(distance, distance, square[half]);
+  }
+};
+
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::TileMoments {
+  const Warp warp;
   const Weights weights{warp};
   const Products products{warp};
-
-  // --- Pass 1: sums of distances from a pivot, which is the quad's first value of the channel ---
-  struct Distances {
-    float pivot[L::halves] = {};
-    float sum[L::halves] = {};
-    float square[L::halves] = {};
-  };
 
   template <Way way>
   __device__ __forceinline__ void begin(Distances& own, const Fragments& w, const Columns& c,
                                         const Operands<Before>& operands) const {
     Sums sum;
     products.template convolve<0, 0>(sum, w, c);
-    for_constant<L::halves>([&](auto half) {
+    for_constant<halves>([&](auto half) {
       float* pair = sum[0][0] + half * 2;
       Chains::template before<way, Chains::swish_terms(0, 0, 0)>(pair[0], pair[1], operands.row[half]);
       own.pivot[half] = __shfl_sync(0xffffffffu, pair[0], warp.lane & ~3);
@@ -2108,42 +2127,33 @@ struct ThinMmaMoments {
   __device__ __forceinline__ void add(Distances& own, const Fragments& w, const Held<rz>& held,
                                       const Operands<Before>& operands, const Tile& tile, int y,
                                       int column) const {
-    const Columns c = products.columns_of(w, y, column);
-    for_constant<L::classes_y>([&](auto ry_) {
-      constexpr int ry = decltype(ry_)::value;
-      bool exists[L::spans_y];
+    products.for_each_sum(w, held, tile, y, column,
+                          [&](auto ry, auto half, auto rx, auto span, float* pair, bool exists) {
+                            Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(
+                                pair[0], pair[1], operands.row[half], own.pivot[half]);
 #pragma unroll
-      for (int i = 0; i < L::spans_y; ++i) exists[i] = Products::has_row(tile, y + i, ry);
-      Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1], operands.row[half],
-                                                                      own.pivot[half]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          Chains::compute_here(pair[i]);
-          if (!exists[span / L::spans_x] || Products::ends(products.cell_of(tile, column, span), i, rx))
-            continue;
-          own.sum[half] += pair[i];
-          own.square[half] = fmaf(pair[i], pair[i], own.square[half]);
-        }
-      });
-    });
+                            for (int i = 0; i < 2; ++i) {
+                              Chains::compute_here(pair[i]);
+                              if (!exists || Products::ends(products.cell_of(tile, column, span), i, rx))
+                                continue;
+                              own.add(half, pair[i]);
+                            }
+                          });
   }
 
   // How many outputs of a channel the lane has in a tile.
   __device__ __forceinline__ int count_of(const Tile& tile) const {
     int of_row = 0;
 #pragma unroll 1
-    for (int column = 0; column < L::columns; ++column) {
+    for (int column = 0; column < columns; ++column) {
 #pragma unroll
-      for (int k = 0; k < L::spans_x * L::classes_x * 2; ++k)
-        of_row += !Products::ends(products.cell_of(tile, column, k / 2 / L::classes_x), k % 2,
-                                  k / 2 % L::classes_x);
+      for (int k = 0; k < spans_x * classes_x * 2; ++k)
+        of_row +=
+            !Products::ends(products.cell_of(tile, column, k / 2 / classes_x), k % 2, k / 2 % classes_x);
     }
-    const int left_z = L::out_z - tile.z * L::classes_z, left_y = L::out_y - tile.y * L::classes_y;
-    return (left_z < L::classes_z ? left_z : L::classes_z) *
-           (left_y < L::tile_y * L::classes_y ? left_y : L::tile_y * L::classes_y) * of_row;
+    const int left_z = out_z - tile.z * classes_z, left_y = out_y - tile.y * classes_y;
+    return (left_z < classes_z ? left_z : classes_z) *
+           (left_y < tile_y * classes_y ? left_y : tile_y * classes_y) * of_row;
   }
 
   template <Way way>
@@ -2151,19 +2161,19 @@ struct ThinMmaMoments {
     const int items = Products::items_of(Products::rows_of(tile));
     const float count = lanes_sum<4>(static_cast<float>(count_of(tile)));
 #pragma unroll 1
-    for (int m = 0; m < L::row_tiles; ++m) {
-      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
+    for (int m = 0; m < row_tiles; ++m) {
+      if constexpr (row_tiles > 1) weights.load_weights(w, m);
       Operands<Before> operands;
       operands.load(warp.p, tile.n, m, warp.quad);
       Distances own;
       begin<way>(own, w, products.columns_of(w, 0, 0), operands);
-      for_constant<L::classes_z>([&](auto rz_) {
+      for_constant<classes_z>([&](auto rz_) {
         constexpr int rz = decltype(rz_)::value;
         if (!Products::has_plane(tile, rz)) return;
         const Held<rz> held = weights.template hold_weights<rz>(w);
 #pragma unroll 1
         for (int item = 0; item < items; ++item)
-          add<way, rz>(own, w, held, operands, tile, item / L::columns * L::spans_y, item % L::columns);
+          add<way, rz>(own, w, held, operands, tile, item / columns * spans_y, item % columns);
       });
       store_moments(own, m, count);
     }
@@ -2172,11 +2182,11 @@ struct ThinMmaMoments {
   __device__ __forceinline__ void store_moments(const Distances& own, int m, float count) const {
     const float per_element = 1.0f / count;
 #pragma unroll
-    for (int half = 0; half < L::halves; ++half) {
+    for (int half = 0; half < halves; ++half) {
       const float sum = lanes_sum<4>(own.sum[half]);
       const float square = lanes_sum<4>(own.square[half]);
       if (warp.in_quad == 0) {
-        float* to = warp.area.moments[m * 16 + L::row_channel(half, warp.quad)];
+        float* to = warp.area.moments[m * 16 + row_channel(half, warp.quad)];
         to[0] = count;
         to[1] = fmaf(sum, per_element, own.pivot[half]);
         to[2] = fmaf(-sum, sum * per_element, square);
@@ -2199,18 +2209,15 @@ struct Bits<2> {
   using Type = uint16;
 };
 
-template <class L>
-struct ThinMmaSend {
-  using Tail = typename L::Tail;
-  using Output = typename L::Output;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Send {
+  const Warp warp;
 
   // The phase of a channel whose channel 0 goes to `to`: elements from the last 16-byte boundary.
   static __device__ __forceinline__ int phase(const char* to, int channel) {
     return static_cast<int>((static_cast<uint32>(reinterpret_cast<uint64>(to)) / Output::bytes +
-                             static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % L::width)) %
-                            L::width);
+                             static_cast<uint32>(channel) * static_cast<uint32>(Tail::spatial % width)) %
+                            width);
   }
 
   // The sector at either end of a chunk:
@@ -2222,15 +2229,15 @@ struct ThinMmaSend {
   // Sends a chunk: `lanes_of_chunk` lanes for each channel, a vector a lane, whole sectors. (L2 takes several
   // times as long for parts of a sector.) The chunk lies one vector behind the begin of the stage, where the
   // rest of the chunk before is kept.
-  static constexpr int most_vectors = (L::sector - 1 + L::chunk_elements) / L::sector * 2;
+  static constexpr int most_vectors = (sector - 1 + chunk_elements) / sector * 2;
   static constexpr int lanes_of_chunk = 8;
   static constexpr int at_once = 32 / lanes_of_chunk;
   // Phases repeat after `period` channels: few addresses serve all channels.
-  static constexpr int period = Tail::spatial % L::sector == 0       ? 1
-                                : Tail::spatial * 2 % L::sector == 0 ? 2
-                                : Tail::spatial * 4 % L::sector == 0 ? 4
-                                : Tail::spatial * 8 % L::sector == 0 ? 8
-                                                                     : 16;
+  static constexpr int period = Tail::spatial % sector == 0       ? 1
+                                : Tail::spatial * 2 % sector == 0 ? 2
+                                : Tail::spatial * 4 % sector == 0 ? 4
+                                : Tail::spatial * 8 % sector == 0 ? 8
+                                                                  : 16;
   static constexpr int residues = period > at_once ? period / at_once : 1;
 
   // The vectors of a chunk, counted from the one in which it begins.
@@ -2245,8 +2252,8 @@ struct ThinMmaSend {
     // Vector of the first sector that begins in the chunk.
     __device__ __forceinline__ int first_whole() const { return shift == 0 && odd == 0 ? 0 : 2 - odd; }
     // Vector behind the last sector that ends in the chunk.
-    __device__ __forceinline__ int last_whole() const { return ((odd + end / L::width) & ~1) - odd; }
-    __device__ __forceinline__ bool ends_within() const { return (odd * L::width + end) % L::sector != 0; }
+    __device__ __forceinline__ int last_whole() const { return ((odd + end / width) & ~1) - odd; }
+    __device__ __forceinline__ bool ends_within() const { return (odd * width + end) % sector != 0; }
   };
 
   // `count`: channels.
@@ -2256,7 +2263,7 @@ struct ThinMmaSend {
     const int sub = warp.lane / lanes_of_chunk;
     const int vector = warp.lane % lanes_of_chunk;  // from the sector in which the chunk begins
     const char* first = to + sub * Tail::spatial * Output::bytes;
-    const unsigned char* from = stage + sub * L::channel_pitch * Output::bytes + 16 + vector * 16;
+    const unsigned char* from = stage + sub * channel_pitch * Output::bytes + 16 + vector * 16;
     // A lane stores its sector where it ends within the chunk: where the phase is at least this.
     const int least = (vector / 2 + 1) * 32 - length * Output::bytes;
     const bool takes_first = begin == shared || vector >= 2;
@@ -2272,8 +2279,8 @@ struct ThinMmaSend {
 #pragma unroll
       for (int first_v = 0; first_v * lanes_of_chunk < most_vectors; first_v += in_flight) {
 #pragma unroll
-        for (int k = j * at_once; k < L::staged_channels; k += residues * at_once) {
-          if (L::channels % (L::row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
+        for (int k = j * at_once; k < staged_channels; k += residues * at_once) {
+          if (channels % (row_tiles > 1 ? 16 : at_once) != 0 && k + sub >= count) continue;
           const int64 ahead = static_cast<int64>(k - j * at_once) * Tail::spatial * Output::bytes;
           // Loads all vectors, also those that are not stored: it is the warp's own memory, and loads do not
           // wait for the test.
@@ -2281,7 +2288,7 @@ struct ThinMmaSend {
 #pragma unroll
           for (int i = 0; i < in_flight; ++i) {
             if ((first_v + i) * lanes_of_chunk < most_vectors)
-              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * L::channel_pitch * Output::bytes +
+              data[i] = *reinterpret_cast<const uint4*>(from_vector + k * channel_pitch * Output::bytes +
                                                         (first_v + i) * lanes_of_chunk * 16);
           }
 #pragma unroll
@@ -2299,18 +2306,17 @@ struct ThinMmaSend {
     const int channel = warp.lane / 2;
     const uint64 at = reinterpret_cast<uint64>(to + channel * Tail::spatial * Output::bytes);
     const Vectors vectors(at, length);
-    unsigned char* of_channel = stage + channel * L::channel_pitch * Output::bytes + 16;
+    unsigned char* of_channel = stage + channel * channel_pitch * Output::bytes + 16;
     const int behind = vectors.last_whole();
     if (begin == own || end == own) {
       if (channel < count) {
         const bool is_end = warp.lane % 2 == 1;
-        const int least = begin == shared ? -vectors.odd * L::width : vectors.shift;
-        int i = is_end ? behind * L::width : vectors.shift;
-        int stop = is_end ? vectors.end : vectors.first_whole() * L::width;
+        const int least = begin == shared ? -vectors.odd * width : vectors.shift;
+        int i = is_end ? behind * width : vectors.shift;
+        int stop = is_end ? vectors.end : vectors.first_whole() * width;
         if (i < least) i = least;
         if (stop > vectors.end) stop = vectors.end;
-        if (is_end && begin == own && i < vectors.first_whole() * L::width)
-          i = vectors.first_whole() * L::width;
+        if (is_end && begin == own && i < vectors.first_whole() * width) i = vectors.first_whole() * width;
         if ((is_end ? end : begin) != own) stop = i;
         using Element = typename Bits<Output::bytes>::Type;
         const auto* source = reinterpret_cast<const Element*>(of_channel);
@@ -2319,7 +2325,7 @@ struct ThinMmaSend {
         for (; i < stop; ++i) goal[i] = source[i];
       }
     }
-    if (end == shared && L::overlaps) {
+    if (end == shared && overlaps) {
       const int vector = behind + warp.lane % 2;
       if (channel < count && vectors.ends_within())
         Values::store(reinterpret_cast<void*>((at & ~static_cast<uint64>(15)) + vector * 16),
@@ -2328,7 +2334,7 @@ struct ThinMmaSend {
       __syncwarp();
       uint4 rest;
       // The next chunk begins in the vector in which this one ends, or in the one behind.
-      const int vector = vectors.end / L::width - warp.lane % 2;
+      const int vector = vectors.end / width - warp.lane % 2;
       if (channel < count) rest = *reinterpret_cast<const uint4*>(of_channel + vector * 16);
       __syncwarp();
       if (channel < count) *reinterpret_cast<uint4*>(of_channel - warp.lane % 2 * 16) = rest;
@@ -2347,26 +2353,26 @@ struct ThinMmaSend {
 //   sample(p, n), index(channel, z, y, x), row_stride, channel_stride: where values go
 //   store_piece(packed, to, index, aligned), store(to, vector): how they are stored
 
-template <class L>
-struct ThinMmaOutputs {
-  using Numbers = typename L::Numbers;
-  using Chains = ThinMmaChains<L>;
-  using Weights = ThinMmaWeights<L>;
-  using Products = ThinMmaProducts<L>;
-  using Send = ThinMmaSend<L>;
-  using Way = typename Chains::Way;
-  using Fragments = typename Weights::Fragments;
-  using Columns = typename Products::Columns;
-  using Sums = typename Products::Sums;
-  using Output = typename L::Output;
-  using Tile = typename L::Tile;
-  template <int rz>
-  using Held = typename Weights::template Held<rz>;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Outputs {
+  const Warp warp;
   const Weights weights{warp};
   const Products products{warp};
   const Send send{warp};
+
+  // body(half, class of x, span, values before the norm of two cells) for an item's sums of a class of z and
+  // y.
+  template <Way way, int rz, int ry, class Values, class Body>
+  __device__ __forceinline__ void for_each_value(Sums& sum, const Fragments& w, const Columns& c,
+                                                 const Held<rz>& held, Values& values, Body&& body) const {
+    products.template convolve<rz, ry>(sum, w, c, held);
+    values.template begin<way, rz, ry>(sum);
+    Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
+      Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
+                                                                    values.before.row[half]);
+      body(half, rx, span, pair);
+    });
+  }
 
   // Stores an item's outputs as they are computed. `to`: channel 16 m in the tile's first row and column.
   // `piece` neighbours of a lane are one vector of memory where `aligned`.
@@ -2375,33 +2381,33 @@ struct ThinMmaOutputs {
                                         Values& values, int y, int column, char* to, int count,
                                         bool aligned) const {
     const Columns c = products.columns_of(w, y, column);
-    char* lane_to = to + (warp.quad * Values::channel_stride + y * L::classes_y * Values::row_stride +
-                          (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
+    char* lane_to = to + (warp.quad * Values::channel_stride + y * classes_y * Values::row_stride +
+                          (column * spans_x * 8 + 2 * warp.in_quad) * classes_x) *
                              Output::bytes;
-    for_constant<L::classes_y>([&](auto ry_) {
+    for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
       products.template convolve<rz, ry>(sum, w, c, held);
       values.template begin<way, rz, ry>(sum);
-      for_constant<L::spans * L::halves>([&](auto k_) {
-        constexpr int span = decltype(k_)::value / L::halves;
-        constexpr int half = decltype(k_)::value % L::halves;
-        constexpr int neighbours = 2 * L::classes_x;
+      for_constant<spans * halves>([&](auto k_) {
+        constexpr int span = decltype(k_)::value / halves;
+        constexpr int half = decltype(k_)::value % halves;
+        constexpr int neighbours = 2 * classes_x;
         float value[neighbours];
-        const bool exists = Products::has_row(tile, y + span / L::spans_x, ry);
-        for_constant<L::classes_x>([&](auto rx) {
+        const bool exists = Products::has_row(tile, y + span / spans_x, ry);
+        for_constant<classes_x>([&](auto rx) {
           float* pair = sum[rx][span] + half * 2;
           Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
                                                                         values.before.row[half]);
 #pragma unroll
           for (int i = 0; i < 2; ++i)
-            value[i * L::classes_x + rx] = values.finish(
+            value[i * classes_x + rx] = values.finish(
                 half, pair[i], exists && !Products::ends(products.cell_of(tile, column, span), i, rx));
         });
-        const bool in_range = (L::channels % 16 == 0 || half * 8 + warp.quad < count) && exists;
+        const bool in_range = (channels % 16 == 0 || half * 8 + warp.quad < count) && exists;
         char* place = lane_to + (half * 8 * Values::channel_stride +
-                                 (span / L::spans_x * L::classes_y + ry) * Values::row_stride +
-                                 span % L::spans_x * 8 * L::classes_x) *
+                                 (span / spans_x * classes_y + ry) * Values::row_stride +
+                                 span % spans_x * 8 * classes_x) *
                                     Output::bytes;
         constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;
 #pragma unroll
@@ -2411,8 +2417,7 @@ struct ThinMmaOutputs {
           for (int i = 0; i < piece; ++i) own[i] = value[k + i];
           Packed<Output, piece> packed;
           packed.pack(own);
-          if (in_range &&
-              !Products::ends(products.cell_of(tile, column, span), k / L::classes_x, k % L::classes_x))
+          if (in_range && !Products::ends(products.cell_of(tile, column, span), k / classes_x, k % classes_x))
             Values::store_piece(packed, place, k, aligned);
         }
       });
@@ -2427,45 +2432,40 @@ struct ThinMmaOutputs {
                                                     char* to, int count) const {
     const Columns c = products.columns_of(w, y, column);
     char* lane_to =
-        to + ((y * L::classes_y * L::out_x + (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
-                  L::channels +
-              L::row_channel(0, warp.quad)) *
+        to + ((y * classes_y * out_x + (column * spans_x * 8 + 2 * warp.in_quad) * classes_x) * channels +
+              row_channel(0, warp.quad)) *
                  Output::bytes;
-    for_constant<L::classes_y>([&](auto ry_) {
+    for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
       Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      values.template begin<way, rz, ry>(sum);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
-                                                                      values.before.row[half]);
+      for_each_value<way, rz, ry>(sum, w, c, held, values, [&](auto half, auto rx, auto span, float* pair) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           pair[i] = values.finish(half, pair[i],
-                                  Products::has_row(tile, y + span / L::spans_x, ry) &&
+                                  Products::has_row(tile, y + span / spans_x, ry) &&
                                       !Products::ends(products.cell_of(tile, column, span), i, rx));
           Chains::compute_here(pair[i]);
         }
       });
-      for_constant<L::spans * 2 * L::classes_x>([&](auto k_) {
+      for_constant<spans * 2 * classes_x>([&](auto k_) {
         constexpr int k = decltype(k_)::value;
-        constexpr int rx = k % L::classes_x;
-        constexpr int i = k / L::classes_x % 2;
-        constexpr int span = k / L::classes_x / 2;
+        constexpr int rx = k % classes_x;
+        constexpr int i = k / classes_x % 2;
+        constexpr int span = k / classes_x / 2;
         constexpr int piece = Numbers::piece > 0 ? Numbers::piece : 1;  // of the halves
-        const bool has_position = Products::has_row(tile, y + span / L::spans_x, ry) &&
+        const bool has_position = Products::has_row(tile, y + span / spans_x, ry) &&
                                   !Products::ends(products.cell_of(tile, column, span), i, rx);
-        char* place = lane_to + ((span / L::spans_x * L::classes_y + ry) * L::out_x +
-                                 (span % L::spans_x * 8 + i) * L::classes_x + rx) *
-                                    L::channels * Output::bytes;
+        char* place = lane_to + ((span / spans_x * classes_y + ry) * out_x +
+                                 (span % spans_x * 8 + i) * classes_x + rx) *
+                                    channels * Output::bytes;
 #pragma unroll
-        for (int half = 0; half < L::halves; half += piece) {
+        for (int half = 0; half < halves; half += piece) {
           float own[piece];
 #pragma unroll
           for (int j = 0; j < piece; ++j) own[j] = sum[rx][span][(half + j) * 2 + i];
           Packed<Output, piece> packed;
           packed.pack(own);
-          if (!has_position || (L::channels % 16 != 0 && L::row_channel(half, warp.quad) >= count)) continue;
+          if (!has_position || (channels % 16 != 0 && row_channel(half, warp.quad) >= count)) continue;
           if constexpr (piece == 2 && aligned) {
             if constexpr (Output::bytes == 4) {
               Values::store(place, uint2{packed.word[0], packed.word[1]});
@@ -2474,7 +2474,7 @@ struct ThinMmaOutputs {
             }
             continue;
           }
-          packed.store(place, L::row_channel(half, 0), aligned);
+          packed.store(place, row_channel(half, 0), aligned);
         }
       });
     });
@@ -2487,50 +2487,41 @@ struct ThinMmaOutputs {
   __device__ __forceinline__ void put(const Tile& tile, const Fragments& w, const Held<rz>& held,
                                       Values& values, int y, int column, int row, int start) const {
     const Columns c = products.columns_of(w, y, column);
-    const bool is_own = !L::overlaps || L::whole_rows || column < L::columns;
+    const bool is_own = !overlaps || whole_rows || column < columns;
     unsigned char* lane_stage =
         warp.area.stage +
-        (warp.quad * L::channel_pitch + (column * L::spans_x * 8 + 2 * warp.in_quad) * L::classes_x) *
-            Output::bytes;
-    for_constant<L::classes_y>([&](auto ry_) {
+        (warp.quad * channel_pitch + (column * spans_x * 8 + 2 * warp.in_quad) * classes_x) * Output::bytes;
+    for_constant<classes_y>([&](auto ry_) {
       constexpr int ry = decltype(ry_)::value;
-      unsigned char* to[L::spans_y];
+      unsigned char* to[spans_y];
 #pragma unroll
-      for (int i = 0; i < L::spans_y; ++i) {
-        const int chunk = (row + i) * L::classes_y + ry;
-        to[i] =
-            lane_stage +
-            (L::width + (L::whole_rows ? start + chunk * L::out_x
-                                       : (start + chunk * L::out_x) % L::width + chunk * L::chunk_pitch)) *
-                Output::bytes;
+      for (int i = 0; i < spans_y; ++i) {
+        const int chunk = (row + i) * classes_y + ry;
+        to[i] = lane_stage + (width + (whole_rows ? start + chunk * out_x
+                                                  : (start + chunk * out_x) % width + chunk * chunk_pitch)) *
+                                 Output::bytes;
       }
       Sums sum;
-      products.template convolve<rz, ry>(sum, w, c, held);
-      values.template begin<way, rz, ry>(sum);
-      Products::for_each_pair(sum, [&](auto half, auto rx, auto span, float* pair) {
-        Chains::template before<way, Chains::swish_terms(rz, ry, rx)>(pair[0], pair[1],
-                                                                      values.before.row[half]);
+      for_each_value<way, rz, ry>(sum, w, c, held, values, [&](auto half, auto rx, auto span, float* pair) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const bool ends_before = Products::ends(products.cell_of(tile, column, span), i, rx);
           float value = values.finish(
-              half, pair[i], is_own && Products::has_row(tile, y + span / L::spans_x, ry) && !ends_before);
+              half, pair[i], is_own && Products::has_row(tile, y + span / spans_x, ry) && !ends_before);
           Chains::compute_here(value);
           // A row of cells that lies partly beyond the output is the last of its chunk. Elements behind the
           // end of a chunk and channels beyond the last are not sent.
-          const bool in_range = L::staged_channels % 8 == 0 || half * 8 + warp.quad < L::staged_channels;
+          const bool in_range = staged_channels % 8 == 0 || half * 8 + warp.quad < staged_channels;
           if (in_range && !ends_before)
-            store_one<Output>(to[span / L::spans_x],
-                              half * 8 * L::channel_pitch + (span % L::spans_x * 8 + i) * L::classes_x + rx,
-                              value);
+            store_one<Output>(to[span / spans_x],
+                              half * 8 * channel_pitch + (span % spans_x * 8 + i) * classes_x + rx, value);
         }
       });
     });
   }
 
   // Items that cover a sector.
-  static constexpr int more_columns =
-      (L::sector + 8 * L::spans_x * L::classes_x - 1) / (8 * L::spans_x * L::classes_x);
+  static constexpr int more_columns = (sector + 8 * spans_x * classes_x - 1) / (8 * spans_x * classes_x);
 
   // The first outputs of the row of cells after the tile, for the sector in which its last row ends.
   template <Way way, int rz, class Values>
@@ -2538,15 +2529,15 @@ struct ThinMmaOutputs {
                                            int start) const {
     unsigned char* to =
         warp.area.stage +
-        (warp.quad * L::channel_pitch + L::width + start + rows * L::classes_y * L::out_x) * Output::bytes;
+        (warp.quad * channel_pitch + width + start + rows * classes_y * out_x) * Output::bytes;
 #pragma unroll 1
     for (int column = 0; column < more_columns; ++column) {
       Sums sum;
-      products.template convolve<rz, 0>(sum, w, products.columns_of(w, L::tile_y, column), held);
-      for_constant<L::spans_x * L::classes_x * L::halves>([&](auto k_) {
-        constexpr int half = decltype(k_)::value % L::halves;
-        constexpr int rx = decltype(k_)::value / L::halves % L::classes_x;
-        constexpr int span = decltype(k_)::value / L::halves / L::classes_x;
+      products.template convolve<rz, 0>(sum, w, products.columns_of(w, tile_y, column), held);
+      for_constant<spans_x * classes_x * halves>([&](auto k_) {
+        constexpr int half = decltype(k_)::value % halves;
+        constexpr int rx = decltype(k_)::value / halves % classes_x;
+        constexpr int span = decltype(k_)::value / halves / classes_x;
         float* pair = sum[rx][span] + half * 2;
         Chains::template before<way, Chains::swish_terms(rz, 0, rx)>(pair[0], pair[1],
                                                                      values.before.row[half]);
@@ -2554,9 +2545,9 @@ struct ThinMmaOutputs {
         for (int i = 0; i < 2; ++i) {
           float value = values.finish(half, pair[i], false);
           Chains::compute_here(value);
-          const bool in_range = L::staged_channels % 8 == 0 || half * 8 + warp.quad < L::staged_channels;
-          const int x = ((column * L::spans_x + span) * 8 + 2 * warp.in_quad + i) * L::classes_x + rx;
-          if (in_range && x < L::sector - 1) store_one<Output>(to, half * 8 * L::channel_pitch + x, value);
+          const bool in_range = staged_channels % 8 == 0 || half * 8 + warp.quad < staged_channels;
+          const int x = ((column * spans_x + span) * 8 + 2 * warp.in_quad + i) * classes_x + rx;
+          if (in_range && x < sector - 1) store_one<Output>(to, half * 8 * channel_pitch + x, value);
         }
       });
     }
@@ -2566,60 +2557,58 @@ struct ThinMmaOutputs {
   template <Way way, int rz, class Values>
   __device__ __forceinline__ void write_plane(const Tile& tile, const Fragments& w, Values& values,
                                               int m) const {
-    const int z = tile.z * L::classes_z + rz;
+    const int z = tile.z * classes_z + rz;
     char* to = Values::sample(warp.p, tile.n) +
-               Values::index(m * 16, z, tile.y * L::classes_y, tile.x * L::classes_x) * Output::bytes;
-    const int count = L::row_tiles == 1 || L::channels - m * 16 < 16 ? L::channels - m * 16 : 16;
+               Values::index(m * 16, z, tile.y * classes_y, tile.x * classes_x) * Output::bytes;
+    const int count = row_tiles == 1 || channels - m * 16 < 16 ? channels - m * 16 : 16;
     const int all_rows = Products::rows_of(tile);
     const Held<rz> held = weights.template hold_weights<rz>(w);
-    if constexpr (L::is_direct) {
+    if constexpr (is_direct) {
       const bool aligned =
           reinterpret_cast<uint64>(Values::sample(warp.p, tile.n)) % (Numbers::piece * Output::bytes) == 0;
       const int items = Products::items_of(all_rows);
-      if constexpr (!L::interleaved) {
+      if constexpr (!interleaved) {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store<way, rz>(tile, w, held, values, i / L::columns * L::spans_y, i % L::columns, to, count,
-                         aligned);
+          store<way, rz>(tile, w, held, values, i / columns * spans_y, i % columns, to, count, aligned);
       } else if (aligned) {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, true>(tile, w, held, values, i / L::columns * L::spans_y, i % L::columns,
-                                           to, count);
+          store_interleaved<way, rz, true>(tile, w, held, values, i / columns * spans_y, i % columns, to,
+                                           count);
       } else {
 #pragma unroll 1
         for (int i = 0; i < items; ++i)
-          store_interleaved<way, rz, false>(tile, w, held, values, i / L::columns * L::spans_y,
-                                            i % L::columns, to, count);
+          store_interleaved<way, rz, false>(tile, w, held, values, i / columns * spans_y, i % columns, to,
+                                            count);
       }
       return;
     }
     // Consecutive rows share a sector where a row has at least a sector of elements.
-    constexpr bool carries = L::whole_rows && L::out_x >= L::sector;
-    const bool is_last = L::whole_rows ? tile.y + L::tile_y >= L::cells_y : tile.x + L::tile_x >= L::cells_x;
-    const bool is_first = L::whole_rows ? tile.y == 0 : tile.x == 0;
-    const typename Send::Side head = L::overlaps && !is_first ? Send::others : Send::own;
-    const typename Send::Side tail = L::overlaps && !is_last ? Send::shared : Send::own;
-    const int all_columns = L::columns + (L::overlaps && !L::whole_rows && !is_last ? more_columns : 0);
+    constexpr bool carries = whole_rows && out_x >= sector;
+    const bool is_last = whole_rows ? tile.y + tile_y >= cells_y : tile.x + tile_x >= cells_x;
+    const bool is_first = whole_rows ? tile.y == 0 : tile.x == 0;
+    const typename Send::Side head = overlaps && !is_first ? Send::others : Send::own;
+    const typename Send::Side tail = overlaps && !is_last ? Send::shared : Send::own;
+    const int all_columns = columns + (overlaps && !whole_rows && !is_last ? more_columns : 0);
 #pragma unroll 1
-    for (int y = 0; y < all_rows; y += L::stage_y) {
+    for (int y = 0; y < all_rows; y += stage_y) {
       const int start = Send::phase(to, warp.quad);
-      const int rows = all_rows - y < L::stage_y ? all_rows - y : L::stage_y;
+      const int rows = all_rows - y < stage_y ? all_rows - y : stage_y;
 #pragma unroll 1
       for (int row = 0, column = 0; row < rows;) {
         put<way, rz>(tile, w, held, values, y + row, column, row, start);
-        if (++column == all_columns) column = 0, row += L::spans_y;
+        if (++column == all_columns) column = 0, row += spans_y;
       }
-      const bool ends_tile = y + L::stage_y >= all_rows;
-      if constexpr (L::overlaps && L::whole_rows) {
+      const bool ends_tile = y + stage_y >= all_rows;
+      if constexpr (overlaps && whole_rows) {
         if (ends_tile && !is_last) put_next<way, rz>(w, held, values, rows, start);
       }
       __syncwarp();
-      const int out_row = (tile.y + y) * L::classes_y;
-      const int out_rows =
-          L::out_y - out_row < rows * L::classes_y ? L::out_y - out_row : rows * L::classes_y;
-      if constexpr (L::whole_rows) {
-        send.template send<Values>(warp.area.stage, to, count, out_rows * L::out_x,
+      const int out_row = (tile.y + y) * classes_y;
+      const int out_rows = out_y - out_row < rows * classes_y ? out_y - out_row : rows * classes_y;
+      if constexpr (whole_rows) {
+        send.template send<Values>(warp.area.stage, to, count, out_rows * out_x,
                                    carries && y > 0 ? Send::shared
                                    : y > 0          ? Send::own
                                                     : head,
@@ -2627,16 +2616,24 @@ struct ThinMmaOutputs {
                                    : carries ? Send::others
                                              : Send::own);
       } else {
-        const int left = L::out_x - tile.x * L::classes_x;
+        const int left = out_x - tile.x * classes_x;
 #pragma unroll 1
         for (int i = 0; i < out_rows; ++i)
-          send.template send<Values>(warp.area.stage + i * L::chunk_pitch * Output::bytes,
-                                     to + i * L::out_x * Output::bytes, count,
-                                     left < L::chunk_elements ? left : L::chunk_elements, head, tail);
+          send.template send<Values>(warp.area.stage + i * chunk_pitch * Output::bytes,
+                                     to + i * out_x * Output::bytes, count,
+                                     left < chunk_elements ? left : chunk_elements, head, tail);
       }
       __syncwarp();
-      to += L::stage_y * L::classes_y * L::out_x * Output::bytes;
+      to += stage_y * classes_y * out_x * Output::bytes;
     }
+  }
+
+  // All classes of z.
+  template <Way way, class Values>
+  __device__ __forceinline__ void write(const Tile& tile, const Fragments& w, Values& values, int m) const {
+    for_constant<classes_z>([&](auto rz) {
+      if (Products::has_plane(tile, rz)) write_plane<way, decltype(rz)::value>(tile, w, values, m);
+    });
   }
 };
 
@@ -2644,19 +2641,15 @@ struct ThinMmaOutputs {
 // Merges the moments of a sample's tiles. Channels are merged to groups, 32 tiles to a set, and sets to the
 // sample. The warp that arrives last merges: a sample's second pass does not wait for a chain of loads.
 
-template <class L>
-struct ThinMmaStatistics {
-  using Tail = typename L::Tail;
-  using Numbers = typename L::Numbers;
-  using Tile = typename L::Tile;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Statistics {
+  const Warp warp;
 
   static constexpr int tiles_of_set = 32;
   static constexpr int sets = (Numbers::tiles + tiles_of_set - 1) / tiles_of_set;
 
   __device__ __forceinline__ float* part_of(int64 n, int index) const {
-    return warp.p.parts + (n * Numbers::tiles + index) * L::groups * 3;
+    return warp.p.parts + (n * Numbers::tiles + index) * groups * 3;
   }
 
   // Whether this warp is the last of `count` to arrive.
@@ -2670,9 +2663,9 @@ struct ThinMmaStatistics {
   // body(group, elements, mean, M2) of the parts that lie `step` tiles apart.
   template <int step, class Body>
   __device__ __forceinline__ void merge_parts(int64 n, int first, int count, Body&& body) const {
-    constexpr int at_once = L::groups < 4 ? L::groups : 4;
+    constexpr int at_once = groups < 4 ? groups : 4;
 #pragma unroll 1
-    for (int group = 0; group < L::groups; group += at_once) {
+    for (int group = 0; group < groups; group += at_once) {
       Moments all[at_once];
 #pragma unroll 2
       for (int i = warp.lane; i < count; i += 32) {
@@ -2680,7 +2673,7 @@ struct ThinMmaStatistics {
         float part[at_once][3];
 #pragma unroll
         for (int k = 0; k < at_once * 3; ++k)
-          part[k / 3][k % 3] = group + k / 3 < L::groups ? load_shared_by_blocks(from + k) : 0.0f;
+          part[k / 3][k % 3] = group + k / 3 < groups ? load_shared_by_blocks(from + k) : 0.0f;
 #pragma unroll
         for (int k = 0; k < at_once; ++k) all[k].merge(part[k][0], part[k][1], part[k][2]);
       }
@@ -2688,15 +2681,15 @@ struct ThinMmaStatistics {
       for (int k = 0; k < at_once; ++k) {
         const float elements = lanes_sum<32>(all[k].count);
         float mean, m2;
-        team_moments<32, L::threads>(all[k], elements, nullptr, mean, m2);
-        if (group + k < L::groups) body(group + k, elements, mean, m2);
+        team_moments<32, threads>(all[k], elements, nullptr, mean, m2);
+        if (group + k < groups) body(group + k, elements, mean, m2);
       }
     }
   }
 
   __device__ __forceinline__ void merge(const Tile& tile) const {
     __syncwarp();
-    for (int group = warp.lane; group < L::groups; group += 32) {
+    for (int group = warp.lane; group < groups; group += 32) {
       Moments all;
 #pragma unroll 1
       for (int i = 0; i < Tail::group_channels; ++i) {
@@ -2729,7 +2722,7 @@ struct ThinMmaStatistics {
           constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
           if (warp.lane == 0) {
             const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-            float* to = warp.p.statistics + 2 * (tile.n * L::groups + group);
+            float* to = warp.p.statistics + 2 * (tile.n * groups + group);
             to[0] = mean;
             to[1] = rstd;
             // Pass 2 reads it where the first part was. All lanes have read that part.
@@ -2745,14 +2738,23 @@ struct ThinMmaStatistics {
 // --------------------------------------------------------------------------------------------------
 // Tickets of a launch: each warp draws tiles in an order in which it waits only for lower tickets.
 
-template <class L>
-struct ThinMmaTickets {
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Tickets {
+  const Warp warp;
 
   const int64 count;  // of tickets
   const int64 of_block = count / gridDim.x;
-  const uint32 neighbours = of_block < 1 ? 1 : of_block < L::warps ? static_cast<uint32>(of_block) : L::warps;
-  const bool any_block = of_block >= 4 * L::warps;
+  const uint32 neighbours = of_block < 1 ? 1 : of_block < warps ? static_cast<uint32>(of_block) : warps;
+  const bool any_block = of_block >= 4 * warps;
+
+  // The prologue of a launch.
+  static __device__ __forceinline__ void prepare(const Warp& warp, const Weights& weights,
+                                                 const Window& window) {
+    if (threadIdx.x == 0) warp.shared.drawn = 0;
+    weights.share_weights();
+    window.clear();
+    __syncthreads();
+  }
 
   // Draws the next ticket, in lane 0. The warps of a block take `neighbours` consecutive tickets, whose rows
   // and windows lie beside each other. With few tickets every multiprocessor gets some. With many
@@ -2762,7 +2764,7 @@ struct ThinMmaTickets {
   __device__ __forceinline__ uint32 draw() const {
     if (warp.lane != 0) return 0;
     const uint32 turn = atomicAdd(&warp.shared.drawn, 1u);
-    if (any_block && turn >= L::warps) return gridDim.x * L::warps + atomicAdd(warp.p.control, 1u);
+    if (any_block && turn >= warps) return gridDim.x * warps + atomicAdd(warp.p.control, 1u);
     return (turn / neighbours * gridDim.x + blockIdx.x) * neighbours + turn % neighbours;
   }
 };
@@ -2776,35 +2778,15 @@ struct ThinMmaTickets {
 // A ticket is pass 1 of one tile, then pass 2 of the tile `lag` tickets before, so that stores run beside
 // arithmetic at all times. Moves x twice (the second time from the second-level cache), y once.
 
-template <class C, class Tail, class Numbers>
-struct HoldByRecomputing {
-  using L = ThinMmaLayout<C, Tail, Numbers, ThinMmaParameters<Tail::parameters>>;
-  using Chains = ThinMmaChains<L>;
-  using Weights = ThinMmaWeights<L>;
-  using Products = ThinMmaProducts<L>;
-  using Careful = ThinMmaCareful<L>;
-  using Way = typename Chains::Way;
-  using Fragments = typename Weights::Fragments;
-  using Limits = typename Weights::Limits;
-  using Sums = typename Products::Sums;
-  using After = typename L::After;
-  using Before = typename L::Before;
-  using Output = typename L::Output;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  using Tile = typename L::Tile;
-  template <class Chain>
-  using Operands = typename Chains::template Operands<Chain>;
-
-  const ThinMmaWarp<L> warp;
+template <class C, class Tail, class Numbers, class P>
+struct ThinMma<C, Tail, Numbers, P>::Recompute {
+  using Parameters = P;
+  const Warp warp;
   const Weights weights{warp};
-  const ThinMmaWindow<L> window{warp};
-  const ThinMmaMoments<L> moments{warp};
-  const ThinMmaOutputs<L> outputs{warp};
-  const ThinMmaStatistics<L> statistics{warp};
+  const Outputs outputs{warp};
 
-  static __device__ __forceinline__ void run(const Parameters& p, Shared& shared) {
-    HoldByRecomputing{{p, shared, shared.warp[threadIdx.x / 32]}}.run();
+  static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
+    Recompute{warp_of(p, bytes)}.run();
   }
 
   // --- Pass 2: values through the norm and the after-chain ---
@@ -2814,17 +2796,16 @@ struct HoldByRecomputing {
     // The norm as one multiply-add.
     struct {
       float scale = 1.0f, shift = 0.0f;
-    } norm[L::halves];
+    } norm[halves];
 
     // Of a lane's channels from 16 m on.
     __device__ __forceinline__ void load_norm(const Parameters& p, int64 n, int m, int quad) {
       if constexpr (Tail::has_norm) {
-        constexpr int groups = Tail::channels / Tail::group_channels;
 #pragma unroll
-        for (int half = 0; half < L::halves; ++half) {
-          const int channel = m * 16 + L::row_channel(half, quad);
-          const int existing = channel < L::channels ? channel : 0;
-          // ThinMmaStatistics leaves mean and factor of a slab where its first part was.
+        for (int half = 0; half < halves; ++half) {
+          const int channel = m * 16 + row_channel(half, quad);
+          const int existing = channel < channels ? channel : 0;
+          // Statistics leaves mean and factor of a slab where its first part was.
           const float* slab = p.parts + (n * Numbers::tiles * groups + existing / Tail::group_channels) * 3;
           const int own = Tail::channel(n, existing);
           norm[half].scale = Tail::weight(p, own) * load_shared_by_blocks(slab + 1);
@@ -2834,10 +2815,10 @@ struct HoldByRecomputing {
     }
 
     // Where values go: strides of rows and channels.
-    static constexpr int row_stride = L::out_x;
+    static constexpr int row_stride = out_x;
     static constexpr int64 channel_stride = Tail::spatial;
     static __device__ __forceinline__ int64 index(int channel, int z, int y, int x) {
-      return L::output_index(0, channel, z, y, x);
+      return output_index(0, channel, z, y, x);
     }
     static __device__ __forceinline__ char* sample(const Parameters& p, int64 n) {
       return static_cast<char*>(p.output) + n * C::stride(0) * Output::bytes;
@@ -2863,29 +2844,26 @@ struct HoldByRecomputing {
   template <Way way>
   __device__ __forceinline__ void write(const Tile& tile, Fragments& w) const {
 #pragma unroll 1
-    for (int m = 0; m < L::row_tiles; ++m) {
-      if constexpr (L::row_tiles > 1) weights.load_weights(w, m);
+    for (int m = 0; m < row_tiles; ++m) {
+      if constexpr (row_tiles > 1) weights.load_weights(w, m);
       Normalised values;
       values.before.load(warp.p, tile.n, m, warp.quad);
       values.after.load(warp.p, tile.n, m, warp.quad);
       values.load_norm(warp.p, tile.n, m, warp.quad);
-      for_constant<L::classes_z>([&](auto rz_) {
-        constexpr int rz = decltype(rz_)::value;
-        if (Products::has_plane(tile, rz)) outputs.template write_plane<way, rz>(tile, w, values, m);
-      });
+      outputs.template write<way>(tile, w, values, m);
     }
   }
 
   static __device__ __noinline__ void write_carefully(const Parameters& p, const Tile tile) {
 #pragma unroll 1
-    for (int channel = 0; channel < L::channels; ++channel) {
+    for (int channel = 0; channel < channels; ++channel) {
       ChannelValues<After, 1> after;
       after.load(p, tile.n, channel);
       ChannelNorm<Tail> norm;
       norm.load(p, tile.n, channel);
       Careful::for_each_stored(Normalised::sample(p, tile.n), tile, channel, [&](int z, int y, int x) {
         const float value = norm.apply(Careful::value(p, tile.n, channel, z, y, x));
-        store_one<Output>(p.output, L::output_index(tile.n, channel, z, y, x),
+        store_one<Output>(p.output, output_index(tile.n, channel, z, y, x),
                           Chains::template apply<After>(value, after));
       });
     }
@@ -2899,10 +2877,10 @@ struct HoldByRecomputing {
   };
 
   __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) warp.shared.drawn = 0;
-    weights.share_weights();
-    window.clear();
-    __syncthreads();
+    const Window window{warp};
+    const TileMoments moments{warp};
+    const Statistics statistics{warp};
+    Tickets::prepare(warp, weights, window);
     const int64 tiles = warp.p.batch * Numbers::tiles;
     const int64 lag = Tail::has_norm ? warp.p.lag * Numbers::tiles : 0;
     const auto first_pass = [&](uint32 drawn) {
@@ -2912,7 +2890,7 @@ struct HoldByRecomputing {
     const auto tile_of = [&](const Pass& pass) {
       return Tile(pass.is_second ? pass.ticket - lag : pass.ticket);
     };
-    const ThinMmaTickets<L> tickets{warp, tiles + lag};
+    const Tickets tickets{warp, tiles + lag};
     Pass pass = first_pass(tickets.draw());
     if (pass.ticket >= tiles + lag) return;
     float* place = warp.area.x;
@@ -2935,35 +2913,38 @@ struct HoldByRecomputing {
       const Pass next = stays ? Pass{pass.ticket, true} : first_pass(drawn);
       const bool ends = next.ticket >= tiles + lag;
       w.window = place;
-      if (L::windows > 1) place = warp.area.x + (L::window_words - (place - warp.area.x));
-      if (L::prefetches && !ends) window.send_for(tile_of(next), place);
-      if (Chains::narrows && way == Chains::narrow) {
+      if (windows > 1) place = warp.area.x + (window_words - (place - warp.area.x));
+      if (prefetches && !ends) window.send_for(tile_of(next), place);
+      if (Chains::narrows && way == narrow) {
         if (pass.is_second) {
-          write<Chains::narrow>(tile, w);
+          write<narrow>(tile, w);
         } else {
-          moments.template measure<Chains::narrow>(tile, w);
+          moments.template measure<narrow>(tile, w);
         }
-      } else if (way != Chains::careful) {
+      } else if (way != careful) {
         if (pass.is_second) {
-          write<Chains::wide>(tile, w);
+          write<wide>(tile, w);
         } else {
-          moments.template measure<Chains::wide>(tile, w);
+          moments.template measure<wide>(tile, w);
         }
       }
       __syncwarp();
-      if (!L::prefetches && !ends) window.send_for(tile_of(next), place);
+      if (!prefetches && !ends) window.send_for(tile_of(next), place);
       if (pass.is_second) {
-        if (way == Chains::careful) write_carefully(warp.p, tile);
+        if (way == careful) write_carefully(warp.p, tile);
       } else {
-        if (way == Chains::careful) Careful::measure(warp.p, warp.area, tile);
+        if (way == careful) Careful::measure(warp.p, warp.area, tile);
         statistics.merge(tile);
       }
-      has_weights = !L::in_registers || way != Chains::careful;
+      has_weights = !in_registers || way != careful;
       if (ends) return;
       pass = next;
     }
   }
 };
+
+template <class C, class Tail, class Numbers>
+using HoldByRecomputing = typename ThinMma<C, Tail, Numbers, ThinMmaParameters<Tail::parameters>>::Recompute;
 
 }  // namespace onepass
 
@@ -3216,10 +3197,18 @@ __device__ __forceinline__ float merge_parts(const float4* parts, float& from, f
 // The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
 
 template <class Tail, class Numbers>
-struct OverlappedLayout {
+struct StagedOverlapped {
+  struct Pieces;      // the pieces of a warp's part of a slab in shared memory
+  struct Statistics;  // staged/overlapped_moments.cuh
+  struct Kernel;      // staged/overlapped.cuh
+
   using S = StagedSizes<Tail, Numbers>;
   using Parameters = TailParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
   using Input = typename Tail::Input;
+  // Distances from the mean of the warp's first vectors, the warp's pivot.
+  using Sums = PivotSums<S::accumulators>;
 
   // Vectors of a thread, and of each piece.
   static constexpr int doubled = Numbers::doubled;
@@ -3237,7 +3226,7 @@ struct OverlappedLayout {
   static_assert(!holds_f16 || Input::bytes == f16::bytes);
 
   // Where a warp's pieces lie: the doubled one of even and of odd rounds, the single one, the kept one.
-  enum Piece { even_piece, odd_piece, single_piece, kept_piece, pieces };
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, all_pieces };
   static constexpr int first_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? doubled : raw; }
   static constexpr int count_of(int piece) {
     return piece < 2 ? doubled : piece == single_piece ? single : kept;
@@ -3252,7 +3241,7 @@ struct OverlappedLayout {
 
   struct Shared {
     alignas(128) unsigned char stage[S::warps][(S::vectors + doubled) * row_bytes];
-    uint64 arrived[S::warps][pieces];
+    uint64 arrived[S::warps][all_pieces];
     float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
     float4 of_blocks[2][S::blocks];
     uint64 warps_given[2];
@@ -3285,16 +3274,10 @@ struct OverlappedLayout {
   };
 };
 
-// The pieces of a warp's part of a slab in shared memory.
 template <class Tail, class Numbers>
-struct OverlappedPieces {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Input = typename L::Input;
-  using Part = typename L::Part;
-
-  const typename L::Parameters& p;
-  typename L::Shared& shared;
+struct StagedOverlapped<Tail, Numbers>::Pieces {
+  const Parameters& p;
+  Shared& shared;
   int block;  // of the cluster
 
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -3307,8 +3290,8 @@ struct OverlappedPieces {
     part.head = head < S::slab_elements ? head : S::slab_elements;
     const int all = (S::slab_elements - part.head) / S::width;
     const int cluster_warp = block * S::warps + warp();
-    const int first = L::first_vector(cluster_warp);
-    const int end = L::first_vector(cluster_warp + 1);
+    const int first = first_vector(cluster_warp);
+    const int end = first_vector(cluster_warp + 1);
     part.position = part.head + first * S::width;
     part.count = (end < all ? end : all) - (first < all ? first : all);
     return part;
@@ -3330,16 +3313,16 @@ struct OverlappedPieces {
   __device__ __forceinline__ void request(const Part& part, int piece) const {
 #if __CUDA_ARCH__ >= 900
     if (lane() != 0) return;
-    const int left = part.count - L::first_of(piece) * 32;
-    const int most = L::count_of(piece) * 32;
+    const int left = part.count - first_of(piece) * 32;
+    const int most = count_of(piece) * 32;
     const int own = left < 0 ? 0 : left < most ? left : most;
     const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
     uint64* arrived = &shared.arrived[warp()][piece];
     barrier::expect(arrived, bytes);  // a phase of 0 bytes is waited for too
     if (own > 0) {
-      barrier::copy(shared.stage[warp()] + L::offset_of(piece),
-                    static_cast<const char*>(p.input) + part.index_of(L::first_of(piece)) * Input::bytes,
-                    bytes, arrived);
+      barrier::copy(shared.stage[warp()] + offset_of(piece),
+                    static_cast<const char*>(p.input) + part.index_of(first_of(piece)) * Input::bytes, bytes,
+                    arrived);
     }
 #endif
   }
@@ -3359,7 +3342,7 @@ struct OverlappedPieces {
   }
   // The lane's vector i of a piece.
   __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
-    return shared.stage[warp()] + L::offset_of(piece) + (i - L::first_of(piece)) * L::row_bytes +
+    return shared.stage[warp()] + offset_of(piece) + (i - first_of(piece)) * row_bytes +
            lane() * S::width * Input::bytes;
   }
 };
@@ -3368,13 +3351,7 @@ struct OverlappedPieces {
 // The schedule "overlapped" of tail_staged: the moments of a slab, from a thread's sums to the cluster's.
 
 template <class Tail, class Numbers>
-struct OverlappedMoments {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  // Distances from the mean of the warp's first vectors, the warp's pivot.
-  using Sums = PivotSums<S::accumulators>;
-
+struct StagedOverlapped<Tail, Numbers>::Statistics {
   template <int count>
   static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
     float from, moved;
@@ -3385,8 +3362,8 @@ struct OverlappedMoments {
 
   // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
   // the warp's sum of squared distances from its pivot.
-  static __device__ __forceinline__ float send(const Pieces& pieces, const typename L::Part& part,
-                                               const Sums& sums, int round) {
+  static __device__ __forceinline__ float send(const Pieces& pieces, const Part& part, const Sums& sums,
+                                               int round) {
     float sum = 0.0f, square = 0.0f;
 #pragma unroll
     for (int k = 0; k < S::accumulators; ++k) sum += sums.sum[k], square += sums.square[k];
@@ -3430,8 +3407,8 @@ struct OverlappedMoments {
   }
 
   // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
-  static __device__ __forceinline__ void receive(typename L::Shared& shared, int round, float& mean,
-                                                 float& rstd, float& factor) {
+  static __device__ __forceinline__ void receive(Shared& shared, int round, float& mean, float& rstd,
+                                                 float& factor) {
     float m2 = 0.0f;
     constexpr float per_element = 1.0f / static_cast<float>(S::slab_elements);
 #if __CUDA_ARCH__ >= 900
@@ -3465,18 +3442,9 @@ struct OverlappedMoments {
 // Elements before the first vector and after the last one are kept by the first block, one a thread.
 
 template <class Tail, class Numbers>
-struct StagedOverlapped {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  using Statistics = OverlappedMoments<Tail, Numbers>;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  using Part = typename L::Part;
-  using Sums = typename Statistics::Sums;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Input = typename Tail::Input;
+struct StagedOverlapped<Tail, Numbers>::Kernel {
+  using Parameters = typename StagedOverlapped::Parameters;
+  using Shared = typename StagedOverlapped::Shared;
 
   // The kernel's one copy of what it is given: with a second one registers are allocated differently.
   Pieces pieces;
@@ -3555,13 +3523,13 @@ struct StagedOverlapped {
 #pragma unroll
     for (int k = 0; k < S::width; ++k) {
       const float distance = sums.add(value[k], k);
-      if constexpr (L::holds_f16) value[k] = distance;
+      if constexpr (holds_f16) value[k] = distance;
     }
   }
   // The same of a piece in shared memory, where it waits for the output.
   __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
     add(value, sums);
-    if constexpr (L::holds_f16) {
+    if constexpr (holds_f16) {
       Packed<f16, S::width> packed;
       packed.pack(value);
       packed.store_shared(pieces.vector_of(piece, i));
@@ -3572,7 +3540,7 @@ struct StagedOverlapped {
   template <bool is_first, class R>
   __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
                                             Sums& sums) const {
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const auto whole = [](auto&& f) { f(0, S::width); };
     const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
     const auto careful = [&](int i, float(&value)[S::width]) {
@@ -3599,7 +3567,7 @@ struct StagedOverlapped {
       if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
     }
     if (plain) {
-#pragma unroll(L::at_once)
+#pragma unroll(at_once)
       for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
         float value[S::width];
         activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
@@ -3654,7 +3622,7 @@ struct StagedOverlapped {
   struct Choice<false, A, B> {
     using Type = B;
   };
-  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+  using Waiting = typename Choice<holds_f16, f16, Input>::Type;
 
   // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
   template <bool is_raw, class Parts>
@@ -3684,7 +3652,7 @@ struct StagedOverlapped {
   __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
                                                float shift, bool fits) const {
     constexpr bool by_row = S::after_by_row || S::before_by_row;
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const bool aligned = is_aligned(pieces.p, aligned_output);
     const bool plain = is_plain<by_row>(part, from, to, rows);
     const auto waiting = [&](int i, float(&value)[S::width]) {
@@ -3692,12 +3660,12 @@ struct StagedOverlapped {
       packed.load_shared(pieces.vector_of(piece, i));
       packed.unpack(value);
     };
-    if (plain && aligned && (!L::holds_f16 || fits)) {
-#pragma unroll(L::at_once)
+    if (plain && aligned && (!holds_f16 || fits)) {
+#pragma unroll(at_once)
       for (int i = from; i < to; ++i) {
         float value[S::width];
         waiting(i, value);
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
       }
     } else {
@@ -3705,7 +3673,7 @@ struct StagedOverlapped {
       for (int i = from; i < to; ++i) {
         if (!part.has(i)) continue;
         float value[S::width];
-        if (!L::holds_f16 || fits) {
+        if (!holds_f16 || fits) {
           waiting(i, value);
         } else {
           Packed<Input, S::width> packed;
@@ -3721,7 +3689,7 @@ struct StagedOverlapped {
           });
           forget<by_row>(rows);
         }
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
       }
       forget<by_row>(rows);
@@ -3734,25 +3702,25 @@ struct StagedOverlapped {
     int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
 #if __CUDA_ARCH__ >= 900
     if (pieces.lane() == 0) {
-      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+      for (int i = 0; i < all_pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
     }
     __syncwarp();
     Part next = pieces.part_of(slab);
     if (slab < slabs) {
-      pieces.request(next, L::even_piece);
-      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
-      pieces.request(next, L::kept_piece);
+      pieces.request(next, even_piece);
+      if constexpr (single > 0) pieces.request(next, single_piece);
+      pieces.request(next, kept_piece);
     }
-    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), odd_piece);
     if (threadIdx.x == 0) {
       initialise_exchange<S::warps>(pieces.shared);
       pieces.shared.warps_counted = 0;
     }
     start_cluster<S::blocks>();
 
-    float h[L::kept][S::width];
+    float h[kept][S::width];
 #pragma unroll
-    for (int i = 0; i < L::kept; ++i) {
+    for (int i = 0; i < kept; ++i) {
 #pragma unroll
       for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
     }
@@ -3797,7 +3765,7 @@ struct StagedOverlapped {
       if (more) {
         const int position = pieces.edge_of(next);
         if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
-        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        const int piece = parity == 0 ? even_piece : odd_piece;
         pieces.wait(piece, round / 2 & 1);
         sum_piece<true>(next, piece, next_rows, before.before, sums);
       }
@@ -3839,55 +3807,55 @@ struct StagedOverlapped {
               pieces.p.output, part.begin + edge_position,
               After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
         }
-        if constexpr (L::single > 0) {
-          finish_piece(part, L::single_piece, rows, row, shift, fits);
-          if (more) pieces.request_again(next, L::single_piece);
+        if constexpr (single > 0) {
+          finish_piece(part, single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, single_piece);
         }
-        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        const int piece = parity == 0 ? odd_piece : even_piece;
         finish_piece(part, piece, rows, row, shift, fits);
         if (slab + clusters < slabs) pieces.request_again(second, piece);
       }
       // Output of what is kept, and what takes its place.
-      if (more) pieces.wait(L::kept_piece, parity);
+      if (more) pieces.wait(kept_piece, parity);
       {
         const bool aligned = is_aligned(pieces.p, aligned_output);
         bool plain = aligned && has_current && more;
-        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
-        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        if (has_current) plain = is_plain<S::after_by_row>(part, raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, raw, S::vectors, next_rows) && plain;
         const auto whole = [](auto&& f) { f(0, S::width); };
         if (plain) {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
-            if (i < S::vectors - L::uncertain || part.has(i))
-              finish<false>(part, i, row, true, whole, h[i - L::raw]);
-            if (i < S::vectors - L::uncertain || next.has(i)) {
-              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+          for (int i = raw; i < S::vectors; ++i) {
+            if (i < S::vectors - uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - raw]);
+            if (i < S::vectors - uncertain || next.has(i)) {
+              activate(pieces.vector_of(kept_piece, i), next, i, before.before, whole, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
         } else {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
+          for (int i = raw; i < S::vectors; ++i) {
             if (has_current && part.has(i)) {
               finish<false>(
                   part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
-                  h[i - L::raw]);
+                  h[i - raw]);
             }
             if (more && next.has(i)) {
               activate(
-                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
-                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+                  pieces.vector_of(kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
           forget<S::before_by_row>(next_rows);
         }
       }
-      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (slab + clusters < slabs) pieces.request_again(second, kept_piece);
       if (!more) break;
-      if constexpr (L::single > 0) {
-        pieces.wait(L::single_piece, parity);
-        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      if constexpr (single > 0) {
+        pieces.wait(single_piece, parity);
+        sum_piece<false>(next, single_piece, next_rows, before.before, sums);
       }
       const int position = pieces.edge_of(next);
       if (position >= 0) {
@@ -3898,7 +3866,7 @@ struct StagedOverlapped {
         sums.add(edge, 0);
       }
       const float own_square = Statistics::send(pieces, next, sums, round);
-      if constexpr (L::holds_f16) {
+      if constexpr (holds_f16) {
         shift = sums.pivot;
         square = own_square;
       }
@@ -4416,7 +4384,7 @@ struct StagedSchedule {
 
 template <class Tail, class Numbers>
 struct StagedSchedule<true, Tail, Numbers> {
-  using Type = StagedOverlapped<Tail, Numbers>;
+  using Type = typename StagedOverlapped<Tail, Numbers>::Kernel;
 };
 
 template <class Tail, class Numbers>
@@ -4739,8 +4707,7 @@ struct Numbers {
   static constexpr bool swish_alone = true;
   static constexpr bool strict = false;
 };
-using Hold = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
-using Agent = onepass::ThinMma<Hold>;
+using Agent = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
   Agent::run(p, shared);
@@ -4980,8 +4947,7 @@ struct Numbers {
   static constexpr bool swish_alone = true;
   static constexpr bool strict = false;
 };
-using Hold = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
-using Agent = onepass::ThinMma<Hold>;
+using Agent = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
   Agent::run(p, shared);
@@ -5220,8 +5186,7 @@ struct Numbers {
   static constexpr bool swish_alone = true;
   static constexpr bool strict = false;
 };
-using Hold = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
-using Agent = onepass::ThinMma<Hold>;
+using Agent = onepass::HoldByRecomputing<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(512, 1) onepass_thin_mma(const __grid_constant__ Agent::Parameters p) {
   extern __shared__ __align__(128) unsigned char shared[];
   Agent::run(p, shared);
@@ -5510,7 +5475,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_4e036cfe, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -5599,7 +5564,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_4e036cfe, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -5688,7 +5653,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_4e036cfe, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -5773,13 +5738,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_c8021a09, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_4e036cfe, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s60_c8021a09"
+_NAMESPACE = "onepass_s60_4e036cfe"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

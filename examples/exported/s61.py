@@ -96,6 +96,23 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+template <bool, class Yes, class>
+struct Conditional {
+  using Type = Yes;
+};
+
+template <class Yes, class No>
+struct Conditional<false, Yes, No> {
+  using Type = No;
+};
+
+template <bool condition, class Yes, class No>
+using conditional = typename Conditional<condition, Yes, No>::Type;
+
+// The integer with the bits of an element.
+template <class Type>
+using ElementBits = conditional<Type::bytes == 2, uint16, uint32>;
+
 // Element types: how wide, and how 32 bits of storage become floats and back. Halves go in pairs.
 struct f32 {
   static constexpr int bytes = 4;
@@ -334,6 +351,29 @@ __device__ __forceinline__ float lanes_sum(float value) {
     value += __shfl_xor_sync(0xffffffffu, value, offset);
   }
   return value;
+}
+
+// The sums of `Count` values over the block, in every thread. `scratch` holds Count * Threads / 32 floats and
+// is free again after the next barrier of the block.
+template <int Threads, int Count>
+__device__ __forceinline__ void block_sum(float (&value)[Count], float* scratch) {
+  constexpr int warps = Threads / 32;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) value[i] = lanes_sum<32>(value[i]);
+  if constexpr (warps > 1) {
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    __syncthreads();
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) scratch[i * warps + warp] = value[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      value[i] = lanes_sum<32>(lane < warps ? scratch[i * warps + lane] : 0.0f);
+    }
+  }
 }
 
 // Elements seen so far as their count, mean and sum of squared distances from it.
@@ -634,9 +674,30 @@ __device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uin
 }  // namespace onepass::barrier
 
 // --------------------------------------------------------------------------------------------------
-// What the kernels of wide convolutions are given.
+// A place in a ring buffer of stages, as producers and consumers step through it.
 
 namespace onepass {
+
+template <int Stages>
+struct Ring {
+  int stage = 0;
+  uint32 round = 0;  // parity of the phase of the stage's barriers
+
+  __device__ __forceinline__ void next() {
+    if (++stage == Stages) {
+      stage = 0;
+      round ^= 1u;
+    }
+  }
+  __device__ __forceinline__ void skip(int count) {
+    stage += count;
+    round ^= static_cast<uint32>(stage / Stages) & 1u;
+    stage %= Stages;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What the kernels of wide convolutions are given.
 
 // The row "gemm_wgmma", and the launch that merges moments where values are stored between passes.
 template <int Count>
@@ -848,6 +909,27 @@ class Tickets {
   uint32* counter_;
 };
 
+// Runs first(unit, tile, counters) and second(unit, tile, counters) of an agent, as tickets come. A unit has
+// four words behind the launch's.
+template <class Agent, class Skips>
+__device__ __forceinline__ void run_tickets(const Agent& agent, int64 units, Skips&& skips) {
+  using Items = Schedule<Agent::first_tiles, Agent::second_tiles>;
+  const auto& p = agent.p;
+  const int64 tickets = Items::tickets(units, p.wave_units);
+  Tickets own(p.control);
+#pragma unroll 1
+  for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
+    const Items item(ticket, p.wave_units);
+    if (item.unit >= units || skips(item.unit)) continue;
+    uint32* counters = p.control + 4 + item.unit * 4;
+    if (item.is_first) {
+      if constexpr (Agent::first_tiles > 0) agent.first(item.unit, item.tile, counters);
+    } else {
+      if constexpr (Agent::second_tiles > 0) agent.second(item.unit, item.tile, counters);
+    }
+  }
+}
+
 // The channel values of one row, or of `Width` neighbouring rows where a vector runs over channels.
 template <class Chain, int Rows>
 struct ChannelValues {
@@ -1053,13 +1135,32 @@ struct ThinRows {
   }
 };
 
+// body(row, position) for the values of a thread that count.
+template <int Rows, int Count, class Which, class Body>
+__device__ __forceinline__ void for_each_value(Which which, Body&& body) {
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (has(i, which)) body(r, i);
+    }
+  }
+}
+
 // What a mainloop does with its sums:
 //   Epilogue epilogue{p, scratch, n}
-//   auto rows = epilogue.begin(slot, in_range): a thread's rows. A row that is not in range has a valid slot,
-//     and its values are dropped.
+//   auto rows = begin_rows(epilogue, slot, in_range): a thread's rows. A row that is not in range has a valid
+//     slot, and its values are dropped.
 //   epilogue.take(rows, h, offset, which): h[row][position], offset[position] in a channel, All or a Mask
 //   epilogue.template finish<team>(rows): by every thread of the block
 //   epilogue.store(tile): once, when all channels are finished
+template <class Epilogue, int Rows>
+__device__ __forceinline__ typename Epilogue::template State<Rows> begin_rows(const Epilogue& epilogue,
+                                                                              const int (&slot)[Rows],
+                                                                              const bool (&in_range)[Rows]) {
+  return {epilogue.p, epilogue.n, slot, in_range};
+}
+
 template <class Convolution, class Tail, class Numbers, class Parameters>
 struct MomentsEpilogue {
   using Before = typename Tail::Before;
@@ -1075,24 +1176,14 @@ struct MomentsEpilogue {
     float m2[Rows] = {};
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        typename Before::template Tensors<1> tensors;
-        tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
-        h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
-      }
-    }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      typename Before::template Tensors<1> tensors;
+      tensors.load(p, element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]));
+      h[r][i] = Before::value(h[r][i], rows.before[r].value[0], tensors, 0);
+    });
     float added = Count;
     if constexpr (!is_same<Which, All>) added = static_cast<float>(__popc(which.bits));
     if (!is_same<Which, All> && added == 0.0f) return;
@@ -1185,33 +1276,23 @@ struct ApplyEpilogue {
     }
   };
 
-  template <int Rows>
-  __device__ __forceinline__ State<Rows> begin(const int (&slot)[Rows], const bool (&in_range)[Rows]) const {
-    return State<Rows>(p, n, slot, in_range);
-  }
-
   template <int Rows, int Count, class Which>
   __device__ __forceinline__ void take(State<Rows>& rows, float (&h)[Rows][Count], const int (&offset)[Count],
                                        Which which) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (!has(i, which)) continue;
-        const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
-        typename Before::template Tensors<1> before;
-        typename After::template Tensors<1> after;
-        before.load(p, index);
-        after.load(p, index);
-        float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
-        value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
-        if constexpr (Tail::has_mean) {
-          rows.sum[r] += value;
-        } else if (rows.in_range[r]) {
-          store_one<typename Tail::Output>(p.output, index, value);
-        }
+    for_each_value<Rows, Count>(which, [&](int r, int i) {
+      const int64 index = element_index<Convolution, Tail, Numbers>(n, rows.slot[r], offset[i]);
+      typename Before::template Tensors<1> before;
+      typename After::template Tensors<1> after;
+      before.load(p, index);
+      after.load(p, index);
+      float value = Before::value(h[r][i], rows.before[r].value[0], before, 0);
+      value = After::value(rows.norm[r].apply(value), rows.after[r].value[0], after, 0);
+      if constexpr (Tail::has_mean) {
+        rows.sum[r] += value;
+      } else if (rows.in_range[r]) {
+        store_one<typename Tail::Output>(p.output, index, value);
       }
-    }
+    });
   }
 
   template <int team, int Rows>
@@ -1360,23 +1441,10 @@ struct Thin {
   }
 
   __device__ __forceinline__ void run() const {
-    using Items = Schedule<first_tiles, second_tiles>;
-    const int64 units = (p.batch + samples - 1) / samples;
-    const int64 tickets = Items::tickets(units, p.wave_units);
     // A mainloop of several samples writes these words and computes all samples.
     const bool all = samples > 1 || p.only == nullptr || p.only[p.batch] == redo_all;
-    Tickets own(p.control);
-#pragma unroll 1
-    for (int64 ticket = own.take(); ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units || (!all && p.only[item.unit] == 0)) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
-      } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
-      }
-    }
+    run_tickets(*this, (p.batch + samples - 1) / samples,
+                [&](int64 unit) { return !all && p.only[unit] == 0; });
   }
 };
 
@@ -1664,6 +1732,10 @@ struct GemmItem {
   }
 };
 
+// A consumer thread's sums of a tile.
+template <class Numbers>
+using GemmSums = float[Numbers::columns / 2];
+
 // The shared memory of a block.
 template <class C, class Tail, class Numbers>
 struct alignas(128) GemmShared {
@@ -1710,27 +1782,6 @@ struct alignas(128) GemmShared {
 
 namespace onepass::gemm {
 
-// The bits of an element.
-template <int Bytes>
-struct Word {
-  using Type = uint32;
-};
-
-template <>
-struct Word<2> {
-  using Type = uint16;
-};
-
-template <bool condition, class Yes, class No>
-struct If {
-  using Type = Yes;
-};
-
-template <class Yes, class No>
-struct If<false, Yes, No> {
-  using Type = No;
-};
-
 constexpr int consumer_threads = 256;
 
 constexpr int consumer_warps = 8;
@@ -1760,6 +1811,31 @@ __device__ __forceinline__ float largest_of(float largest, float x) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(largest), "f"(fabsf(x)));
   return result;
+}
+
+// The power of two that takes a positive magnitude, given by its bits, to [2^13, 2^14), as far as it and its
+// inverse are normal numbers.
+__device__ __forceinline__ float operand_scale(uint32 bits) {
+  int exponent = 13 - (static_cast<int>(bits >> 23) - 127);
+  exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
+  return __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
+}
+
+// The tap of the whole kernel that is tap `t` of a class of a transposed convolution.
+template <class C>
+__device__ __forceinline__ int tap_of_class(int own, int t) {
+  int tap = 0;
+  int step = 1;
+#pragma unroll
+  for (int d = 2; d >= 0; --d) {
+    const int count = static_cast<int>(C::count(d, 0));
+    const int of_dimension = static_cast<int>(C::classes(d));
+    tap += step * static_cast<int>(C::first(d, own % of_dimension) + t % count * C::tap_step(d));
+    step *= static_cast<int>(C::kernel(d));
+    own /= of_dimension;
+    t /= count;
+  }
+  return tap;
 }
 
 // By a warp: whether a stage of a ring that went round so often is free.
@@ -1810,24 +1886,6 @@ __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// A stage of a ring buffer, and the phase of its barrier.
-template <int Stages>
-struct Ring {
-  int stage = 0;
-  uint32 round = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == Stages) {
-      stage = 0;
-      round ^= 1u;
-    }
-  }
-  __device__ __forceinline__ void skip(int count) {
-    stage += count;
-    round ^= static_cast<uint32>(stage / Stages) & 1u;
-    stage %= Stages;
-  }
-};
-
 }  // namespace onepass::gemm
 
 // --------------------------------------------------------------------------------------------------
@@ -1840,8 +1898,9 @@ namespace onepass {
 
 // A block for every `pack_channels` output channels, those that only fill a tile too. Where `pack_staged`, it
 // reads its weights once, to shared memory.
-template <class C, class Numbers, class Parameters = GemmPackParameters>
+template <class C, class Numbers, class ParametersOfKernel = GemmPackParameters>
 struct GemmPack {
+  using Parameters = ParametersOfKernel;
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
   static constexpr int channels = Numbers::pack_channels;
@@ -1867,19 +1926,7 @@ struct GemmPack {
     if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
     const int c = term / taps;
     const int o = row / classes;
-    int own = row - o * classes;
-    int rest = term - c * taps;
-    int tap = 0;
-    int step = 1;
-#pragma unroll
-    for (int d = 2; d >= 0; --d) {
-      const int count = static_cast<int>(C::count(d, 0));
-      const int of_dimension = static_cast<int>(C::classes(d));
-      tap += step * static_cast<int>(C::first(d, own % of_dimension) + rest % count * C::tap_step(d));
-      step *= static_cast<int>(C::kernel(d));
-      own /= of_dimension;
-      rest /= count;
-    }
+    const int tap = gemm::tap_of_class<C>(row - o * classes, term - c * taps);
     return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
   }
 
@@ -1897,7 +1944,7 @@ struct GemmPack {
       for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
         const int64 from = index(o, i);
         if constexpr (Numbers::pack_staged) {
-          using Word = typename gemm::Word<Weight::bytes>::Type;
+          using Word = ElementBits<Weight>;
           reinterpret_cast<Word*>(staged)[own * terms + i] = static_cast<const Word*>(p.weights)[from];
         }
         const float w = fabsf(load_one<Weight>(p.weights, from));
@@ -1939,12 +1986,8 @@ struct GemmPack {
       scale[k] = 1.0f;
       if (!Rows::exists(first + k)) continue;
       const bool finite = largest[k] <= 3.4028235e38f;
-      if (Numbers::guards && finite && largest[k] > 0.0f) {
-        // To [2^13, 2^14), as far as the scale and its inverse are normal numbers.
-        int exponent = 13 - (static_cast<int>(__float_as_uint(largest[k]) >> 23) - 127);
-        exponent = exponent > 120 ? 120 : exponent < -120 ? -120 : exponent;
-        scale[k] = __uint_as_float(static_cast<uint32>(127 + exponent) << 23);
-      }
+      if (Numbers::guards && finite && largest[k] > 0.0f)
+        scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
       if (threadIdx.x == 0) {
         p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
         // Sums are positive: their bits are in order.
@@ -2017,41 +2060,36 @@ namespace onepass {
 template <class C, class Tail, class Numbers>
 struct GemmMainloop {
   using Geometry = GemmGeometry<C, Numbers>;
-  using Shared = GemmShared<C, Tail, Numbers>;
-  using Product = typename Numbers::Product;
-  static constexpr int sums = Numbers::columns / 2;
   static constexpr int steps = Numbers::chunk_channels / 16;
-  static constexpr int group_taps = Numbers::group_taps;
-  static constexpr int groups = Numbers::taps / group_taps;
+  static constexpr int groups = Numbers::taps / Numbers::group_taps;  // of taps
   static constexpr int window_bytes = Geometry::window * Geometry::windows * 16;
 
-  Shared& s;
-  gemm::Ring<Numbers::x_stages> x;
-  gemm::Ring<Numbers::weight_stages> weights;
+  GemmShared<C, Tail, Numbers>& s;
+  Ring<Numbers::x_stages> x;
+  Ring<Numbers::weight_stages> weights;
 
   // The first warpgroup must not be two tiles ahead: the named barrier would merge two arrivals into one.
-  static constexpr int steps_of_chunk = Numbers::taps / Numbers::group_taps;
   static_assert(Numbers::stagger == 0 || Numbers::x_stages < Numbers::chunks + Numbers::stagger ||
                 (!Numbers::weights_stay &&
-                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * steps_of_chunk));
+                 Numbers::weight_stages < (Numbers::chunks + Numbers::stagger) * groups));
 
   // The second warpgroup begins `stagger` chunks after the first, so that one multiplies while the other runs
   // its epilogue. `beside` is called after each group of products is issued; it overlaps with them.
   template <class Beside>
-  __device__ __forceinline__ void run(float (&d)[sums], Beside&& beside) {
+  __device__ __forceinline__ void run(GemmSums<Numbers>& d, Beside&& beside) {
     if (Numbers::stagger > 0 && threadIdx.x / 128 == 1) gemm::wait_for_first();
     if constexpr (Numbers::parts == 1) {
       multiply(
           d, [] {}, beside);
     } else {
-      float part[sums];
+      GemmSums<Numbers> part;
 #pragma unroll
-      for (int i = 0; i < sums; ++i) d[i] = 0.0f;
+      for (int i = 0; i < Numbers::columns / 2; ++i) d[i] = 0.0f;
       multiply(
           part,
           [&] {
 #pragma unroll
-            for (int i = 0; i < sums; ++i) d[i] += part[i];
+            for (int i = 0; i < Numbers::columns / 2; ++i) d[i] += part[i];
           },
           beside);
     }
@@ -2060,7 +2098,7 @@ struct GemmMainloop {
  private:
   // All products. With split operands `take` is called after each group, to add its sums in f32.
   template <class Take, class Beside>
-  __device__ __forceinline__ void multiply(float (&d)[sums], Take&& take, Beside&& beside) {
+  __device__ __forceinline__ void multiply(GemmSums<Numbers>& d, Take&& take, Beside&& beside) {
     const int lane = threadIdx.x % 32;
     const int group = threadIdx.x / 128;
     const uint32 x_begin = barrier::shared_address(s.x[0]) +
@@ -2087,8 +2125,9 @@ struct GemmMainloop {
         if constexpr (Numbers::parts == 2) scale = 0;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int t = 0; t < group_taps; ++t) {
-          const uint32 shift = groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * group_taps + t];
+        for (int t = 0; t < Numbers::group_taps; ++t) {
+          const uint32 shift =
+              groups == 1 ? Geometry::tap_shift(t) * 16u : s.tap_shifts[g * Numbers::group_taps + t];
 #pragma unroll
           for (int k = 0; k < steps; ++k) {
             // The products of second parts come first: they are small.
@@ -2096,7 +2135,7 @@ struct GemmMainloop {
             for (int product = Numbers::parts == 2 ? 2 : 0; product >= 0; --product) {
               const int of_weights = product == 1 ? 1 : 0;
               const int of_x = product == 2 ? 1 : 0;
-              Product::run(
+              Numbers::Product::run(
                   d,
                   wgmma::descriptor(
                       w_stage + ((t * Numbers::parts + of_weights) * steps + k) * Numbers::tile_channels * 32,
@@ -2133,10 +2172,10 @@ struct GemmMainloop {
     }
   }
 
-  static __device__ __forceinline__ void wait_for_products(float (&d)[sums]) {
+  static __device__ __forceinline__ void wait_for_products(GemmSums<Numbers>& d) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-    for (int i = 0; i < sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < Numbers::columns / 2; ++i) asm volatile("" : "+f"(d[i])::"memory");
   }
 };
 
@@ -2146,7 +2185,6 @@ struct GemmMainloop {
 // Fills the ring of windows.
 template <class C, class Tail, class Numbers>
 struct GemmStaging {
-  using Parameters = GemmParameters<Tail::parameters>;
   using Geometry = GemmGeometry<C, Numbers>;
   using Item = GemmItem<Tail, Numbers>;
   using Input = typename Tail::Input;
@@ -2172,7 +2210,7 @@ struct GemmStaging {
   static constexpr int slot_channels = Numbers::slot_channels;  // four or eight
   static constexpr int slots_of_half = 8 / slot_channels;
 
-  const Parameters& p;
+  const GemmParameters<Tail::parameters>& p;
   GemmShared<C, Tail, Numbers>& s;
 
   // The elements of a channel that a run of the tile's window reads, rounded to 16 bytes.
@@ -2208,7 +2246,7 @@ struct GemmStaging {
 
   // One warp: copies the vectors of a slot's channels. The slot is free.
   __device__ __forceinline__ void send(const Item& item, const Vectors& vectors, int channel,
-                                       gemm::Ring<Numbers::raw_slots>& ring) const {
+                                       Ring<Numbers::raw_slots>& ring) const {
     const int left = C::in_channels - channel;
     const auto* from = static_cast<const unsigned char*>(p.input) +
                        (input_origin<C>(item.n) + channel * C::input_stride(1)) * Input::bytes;
@@ -2249,7 +2287,7 @@ struct GemmStaging {
   };
 
   __device__ __forceinline__ void send(const Item& item, const Bulks& copies, int channel,
-                                       gemm::Ring<Numbers::raw_slots>& ring) const {
+                                       Ring<Numbers::raw_slots>& ring) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int left = C::in_channels - channel;
     if (lane == 0) {
@@ -2273,11 +2311,11 @@ struct GemmStaging {
   }
 
   static constexpr int senders = Numbers::by_vectors ? 32 : 1;  // that arrive when a slot is full
-  using Copies = typename gemm::If<Numbers::by_vectors, Vectors, Bulks>::Type;
+  using Copies = conditional<Numbers::by_vectors, Vectors, Bulks>;
 
   // The converting warps.
-  __device__ __forceinline__ void convert_tile(const Item& item, gemm::Ring<Numbers::x_stages>& ring,
-                                               gemm::Ring<Numbers::raw_slots>& raw) const {
+  __device__ __forceinline__ void convert_tile(const Item& item, Ring<Numbers::x_stages>& ring,
+                                               Ring<Numbers::raw_slots>& raw) const {
     const int thread = static_cast<int>(threadIdx.x) - gemm::consumer_threads;
     uint32 at[converting_rounds];
     uint32 inside = 0;
@@ -2308,7 +2346,7 @@ struct GemmStaging {
         constexpr int at_once = by_pairs ? 4 : 24 / slot_channels;
 #pragma unroll
         for (int first = 0; first < converting_rounds; first += at_once) {
-          typename gemm::If<by_pairs, Pairs, Channels<slot_channels>>::Type x[at_once];
+          conditional<by_pairs, Pairs, Channels<slot_channels>> x[at_once];
 #pragma unroll
           for (int i = 0; i < at_once; ++i) {
             if (first + i >= converting_rounds) break;
@@ -2376,12 +2414,12 @@ struct GemmStaging {
   // Some channels of a position: first as loaded, then as 16 bits each.
   template <int Count>
   struct Channels {
-    typename gemm::Word<Input::bytes>::Type bits[Count];
+    ElementBits<Input> bits[Count];
 
     // `from`: the channel's first element, the same in all threads; `bytes`: from there to the position.
     template <bool in_vectors>
     __device__ __forceinline__ void load(const unsigned char* from, uint32 bytes, bool inside, int channel) {
-      using Word = typename gemm::Word<Input::bytes>::Type;
+      using Word = ElementBits<Input>;
       if constexpr (in_vectors) {
         const auto* own = reinterpret_cast<const uint4*>(from + bytes);
 #pragma unroll
@@ -2409,7 +2447,7 @@ struct GemmStaging {
     }
     // From copies.
     __device__ __forceinline__ void load_copied(const unsigned char* from, bool inside, int channel) {
-      using Word = typename gemm::Word<Input::bytes>::Type;
+      using Word = ElementBits<Input>;
 #pragma unroll
       for (int k = 0; k < Count; ++k) {
         const bool exists = inside && (C::in_channels % 8 == 0 || channel + k < C::in_channels);
@@ -2462,7 +2500,7 @@ struct GemmStaging {
 
   // `send_weights(chunk)` is called by the last warp when it has staged a chunk.
   template <bool in_vectors, class SendWeights>
-  __device__ __forceinline__ void tile(const Item& item, gemm::Ring<Numbers::x_stages>& ring,
+  __device__ __forceinline__ void tile(const Item& item, Ring<Numbers::x_stages>& ring,
                                        SendWeights&& send_weights) const {
     const int thread = static_cast<int>(threadIdx.x) - gemm::consumer_threads;
     const int64 sample = input_origin<C>(item.n);
@@ -2699,6 +2737,10 @@ struct GemmColumns<Geometry, Columns, true> {
   }
 };
 
+// Of a tile of gemm/wgmma.cuh.
+template <class C, class Numbers>
+using GemmTileColumns = GemmColumns<GemmGeometry<C, Numbers>, Numbers::columns / 4>;
+
 // --------------------------------------------------------------------------------------------------
 // A consumer thread of gemm/wgmma.cuh: its rows and columns of a tile, and the group of threads it works
 // with.
@@ -2706,44 +2748,33 @@ struct GemmColumns<Geometry, Columns, true> {
 // A thread has two rows of the tile, and every fourth pair of columns in each.
 template <class C, class Tail, class Numbers>
 struct GemmConsumer {
-  using Parameters = GemmParameters<Tail::parameters>;
-  using Geometry = GemmGeometry<C, Numbers>;
-  using Shared = GemmShared<C, Tail, Numbers>;
-  using Item = GemmItem<Tail, Numbers>;
-  static constexpr int sums = Numbers::columns / 2;
-  static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
-  using Columns = GemmColumns<Geometry, 2 * pairs>;
-  static constexpr int classes = Geometry::classes;
-  static constexpr int rows = Geometry::rows;
   using Slabs = GemmSlabs<C, Tail, Numbers>;
-  static constexpr int group_rows = Slabs::group_rows;
-  static constexpr int slabs_of_sample = Slabs::slabs_of_sample;
+  using Item = GemmItem<Tail, Numbers>;
+  static constexpr int rows = GemmGeometry<C, Numbers>::rows;
 
-  const Parameters& p;
-  Shared& s;
+  const GemmParameters<Tail::parameters>& p;
+  GemmShared<C, Tail, Numbers>& s;
   const Slabs slabs{p};
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp / 4;
 
   // An agent merges the moments of a tile: the block, or each warpgroup where they work independently.
-  static constexpr bool apart = Numbers::apart;
-  static constexpr int agent_threads = apart ? 128 : gemm::consumer_threads;
+  static constexpr int agent_threads = Numbers::apart ? 128 : gemm::consumer_threads;
   static constexpr int agent_warps = agent_threads / 32;
-  static constexpr int agents = Slabs::agents;
-  static constexpr uint32 unit_parts = Item::unit_tiles * agents;
-  const int agent = apart ? group : 0;
+  static constexpr uint32 unit_parts = Item::unit_tiles * Slabs::agents;
+  const int agent = Numbers::apart ? group : 0;
   const int agent_thread = static_cast<int>(threadIdx.x) % agent_threads;
   const int agent_warp = warp % agent_warps;
   __device__ __forceinline__ void sync() const {
-    if constexpr (apart) {
+    if constexpr (Numbers::apart) {
       gemm::group_sync(group);
     } else {
       gemm::consumers_sync();
     }
   }
   __device__ __forceinline__ int position_part(const Item& item) const {
-    return item.position_tile * agents + agent;
+    return item.position_tile * Slabs::agents + agent;
   }
 
   // Rows beyond the output only fill a tile.
@@ -2760,13 +2791,20 @@ struct GemmConsumer {
   static __device__ __forceinline__ int tile_position(const Item& item) {
     return item.position_tile * Numbers::tile_positions;
   }
+  // The warp's first row and first position.
+  __device__ __forceinline__ int first_row(const Item& item) const {
+    return item.channel_tile * Numbers::tile_channels + row(0) - lane / 4;
+  }
+  __device__ __forceinline__ int first_position(const Item& item) const {
+    return tile_position(item) + first_column();
+  }
   static __device__ __forceinline__ int first_slab(const Item& item) {
-    return item.channel_tile * Numbers::tile_channels / group_rows;
+    return item.channel_tile * Numbers::tile_channels / Slabs::group_rows;
   }
   // Slabs with channels in this tile.
   static __device__ __forceinline__ int slab_count(const Item& item) {
     const int end = (item.channel_tile + 1) * Numbers::tile_channels;
-    const int last = ((end < rows ? end : rows) - 1) / group_rows;
+    const int last = ((end < rows ? end : rows) - 1) / Slabs::group_rows;
     return last - first_slab(item) + 1;
   }
 };
@@ -2776,21 +2814,18 @@ struct GemmConsumer {
 
 template <class C, class Tail, class Numbers>
 struct GemmTileMoments {
-  using Consumer = GemmConsumer<C, Tail, Numbers>;
-  using Columns = typename Consumer::Columns;
-  using Item = typename Consumer::Item;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int group_rows = Consumer::group_rows;
+  const GemmConsumer<C, Tail, Numbers> thread;
 
-  const Consumer thread;
+  using Item = GemmItem<Tail, Numbers>;
+  using Columns = GemmTileColumns<C, Numbers>;
+  static constexpr int group_rows = GemmSlabs<C, Tail, Numbers>::group_rows;
 
   // Leaves the moments of the tile's rows in shared memory. By every consumer; a barrier must follow.
-  __device__ __forceinline__ void row_moments(const Columns& columns, const float (&d)[sums]) const {
+  __device__ __forceinline__ void row_moments(const Columns& columns, const GemmSums<Numbers>& d) const {
     const int count = columns.count();
     const float own_count = static_cast<float>(count);
     const float quad_count = lanes_sum<4>(own_count);
-    const bool all = __all_sync(0xffffffffu, count == 2 * pairs);
+    const bool all = __all_sync(0xffffffffu, count == Numbers::columns / 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       Moments own{own_count, 0.0f, 0.0f};
@@ -2808,13 +2843,13 @@ struct GemmTileMoments {
   }
 
   template <bool all>
-  static __device__ __forceinline__ void moments(const float (&d)[sums], int h, const Columns& columns,
+  static __device__ __forceinline__ void moments(const GemmSums<Numbers>& d, int h, const Columns& columns,
                                                  Moments& own) {
     // Distances from one of the values: they are 0 where all are equal.
     PivotSums<4> distances;
     distances.pivot = first_value<all>(d, h, columns);
 #pragma unroll
-    for (int i = 0; i < 2 * pairs; ++i) {
+    for (int i = 0; i < Numbers::columns / 4; ++i) {
       const float distance = distance_from(d[i / 2 * 4 + h * 2 + i % 2], distances.pivot);
       distances.add_distance(all || columns.has(i) ? distance : 0.0f, i);
     }
@@ -2824,22 +2859,23 @@ struct GemmTileMoments {
   }
   // A value of the thread's row h that has an output, if there is one.
   template <bool all>
-  static __device__ __forceinline__ float first_value(const float (&d)[sums], int h, const Columns& columns) {
+  static __device__ __forceinline__ float first_value(const GemmSums<Numbers>& d, int h,
+                                                      const Columns& columns) {
     float first = d[h * 2];
     if constexpr (!all) {
 #pragma unroll
-      for (int i = 2 * pairs - 1; i > 0; --i) first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
+      for (int i = Numbers::columns / 4 - 1; i > 0; --i)
+        first = columns.has(i) ? d[i / 2 * 4 + h * 2 + i % 2] : first;
       first = columns.has(0) ? d[h * 2] : first;
     }
     return first;
   }
 
   // Where a warp has whole slabs and all their positions, it leaves their parts directly.
-  static constexpr bool rows_are_slabs = Numbers::rows_are_slabs;
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns,
-                                              const float (&d)[sums]) const {
+                                              const GemmSums<Numbers>& d) const {
     const int count = columns.count();
-    if (__all_sync(0xffffffffu, count == 2 * pairs)) {
+    if (__all_sync(0xffffffffu, count == Numbers::columns / 4)) {
       leave_parts<true>(item, columns, count, d);
     } else {
       leave_parts<false>(item, columns, count, d);
@@ -2847,7 +2883,7 @@ struct GemmTileMoments {
   }
   template <bool all>
   __device__ __forceinline__ void leave_parts(const Item& item, const Columns& columns, int count,
-                                              const float (&d)[sums]) const {
+                                              const GemmSums<Numbers>& d) const {
     constexpr int sets = group_rows == 16 ? 1 : 2;  // of the thread's two rows
     constexpr int lanes = group_rows == 16 ? 32 : 4 * group_rows;
     const float elements = lanes_sum<lanes>(static_cast<float>((3 - sets) * count));
@@ -2857,7 +2893,7 @@ struct GemmTileMoments {
       PivotSums<4> distances;
       distances.pivot = first_mean<lanes>(static_cast<float>(count), first_value<all>(d, h, columns));
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
 #pragma unroll
         for (int k = h; k < h + 3 - sets; ++k) {
           if (all || columns.has(i)) distances.add(d[i / 2 * 4 + k * 2 + i % 2], i % 2 + 2 * (k - h));
@@ -2868,7 +2904,7 @@ struct GemmTileMoments {
       distances.finish(elements, moved, m2);
       const float mean = distances.pivot + moved;
       const int first = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      if (thread.lane % lanes == 0 && Consumer::exists(first))
+      if (thread.lane % lanes == 0 && thread.exists(first))
         __stcg(thread.slabs.part(item.n, first / group_rows, item.channel_tile, thread.position_part(item)),
                float4{elements, mean, m2, 0.0f});
     }
@@ -2877,15 +2913,15 @@ struct GemmTileMoments {
   // One warp for each slab of the tile merges the slab's rows to one part.
   __device__ __forceinline__ void store_parts(const Item& item) const {
     const int begin = item.channel_tile * Numbers::tile_channels;
-    const int count = Consumer::slab_count(item);
-    for (int i = thread.agent_warp; i < count; i += Consumer::agent_warps) {
-      const int slab = Consumer::first_slab(item) + i;
+    const int count = thread.slab_count(item);
+    for (int i = thread.agent_warp; i < count; i += thread.agent_warps) {
+      const int slab = thread.first_slab(item) + i;
       int first = slab * group_rows - begin;
       int last = first + group_rows;
       first = first < 0 ? 0 : first;
       last = last < Numbers::tile_channels ? last : Numbers::tile_channels;
       Moments own;
-      if constexpr (Consumer::apart) {
+      if constexpr (Numbers::apart) {
         for (int r = first + thread.lane; r < last; r += 32)
           thread.slabs.merge(own, thread.s.rows(thread.group, r));
       } else if constexpr (Numbers::groups_share_positions) {
@@ -2925,16 +2961,13 @@ struct GemmTileMoments {
 
 template <class C, class Tail, class Numbers>
 struct GemmOutputs {
-  using Consumer = GemmConsumer<C, Tail, Numbers>;
-  using Geometry = typename Consumer::Geometry;
-  using Item = typename Consumer::Item;
-  using Shared = typename Consumer::Shared;
-  using Output = typename Tail::Output;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int classes = Consumer::classes;
+  const GemmConsumer<C, Tail, Numbers> thread;
 
-  const Consumer thread;
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Shared = GemmShared<C, Tail, Numbers>;
+  using Item = GemmItem<Tail, Numbers>;
+  using Output = typename Tail::Output;
+  static constexpr int pairs = Numbers::columns / 8;  // of columns, in each row of a thread
 
   // Four neighbouring columns lie side by side in the output, at offsets that are multiples of four.
   static constexpr bool vectors_fit =
@@ -2943,15 +2976,15 @@ struct GemmOutputs {
 
   // Stores the tile's values, eight rows by 32 columns at a time. `again`: they are read again soon.
   template <class Type, bool again>
-  __device__ __forceinline__ void store(void* to, const Item& item, const float (&d)[sums]) const {
+  __device__ __forceinline__ void store(void* to, const Item& item, const GemmSums<Numbers>& d) const {
     if constexpr (Type::bytes == 2 && vectors_fit) {
       store_halves<Type>(to, item, d);
       return;
     }
     float(&stage)[8][Shared::value_pitch] = thread.s.stage(thread.warp);
     int in_vectors = vectors_fit && reinterpret_cast<uint64>(to) % (4 * Type::bytes) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int first_row = thread.first_row(item);
+    const int first_position = thread.first_position(item);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -2976,7 +3009,7 @@ struct GemmOutputs {
 #pragma unroll
           for (int r = thread.lane / 8; r < 8; r += 4) {
             const float4 four = *reinterpret_cast<const float4*>(&stage[r][column]);
-            if (has && Consumer::exists(channel + r)) {
+            if (has && thread.exists(channel + r)) {
               const float value[4] = {four.x, four.y, four.z, four.w};
               Packed<Type, 4> packed;
               packed.pack(value);
@@ -3076,13 +3109,14 @@ struct GemmOutputs {
   }
 
   // Keeps the tile's values to be stored later.
-  __device__ __forceinline__ void defer(const Item& item, const float (&d)[sums], Deferred& deferred) const {
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+  __device__ __forceinline__ void defer(const Item& item, const GemmSums<Numbers>& d,
+                                        Deferred& deferred) const {
+    const int first_row = thread.first_row(item);
+    const int first_position = thread.first_position(item);
     deferred.to = static_cast<unsigned char*>(thread.p.output) +
                   (output_origin<C>(item.n) + first_row * C::stride(1) + first_position) * Output::bytes;
     deferred.bytes = (Geometry::positions - first_position) * Output::bytes;
-    deferred.rows = Consumer::rows - first_row;
+    deferred.rows = Geometry::rows - first_row;
     deferred.step = 0;
     const auto word = [&](int j, int h) { return Output::pack(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]); };
     stage_words<late_vectors>(word);
@@ -3095,7 +3129,7 @@ struct GemmOutputs {
 
   // Stores contiguous 16-bit elements, 64 columns at a time.
   template <class Type>
-  __device__ __forceinline__ void store_halves(void* to, const Item& item, const float (&d)[sums]) const {
+  __device__ __forceinline__ void store_halves(void* to, const Item& item, const GemmSums<Numbers>& d) const {
     constexpr bool by_eights = Tail::spatial % 8 == 0 && C::stride(1) % 8 == 0 && C::stride(0) % 8 == 0;
     constexpr int width = by_eights ? 8 : 4;  // of a lane's vector
     constexpr int lanes = 64 / width;         // that have a row
@@ -3103,9 +3137,9 @@ struct GemmOutputs {
     static_assert(Shared::value_bytes >= 8 * pitch * 2);
     auto* const stage = reinterpret_cast<uint16*>(thread.s.values[thread.warp]);
     int in_vectors = reinterpret_cast<uint64>(to) % (width * 2) == 0;
-    const int first_row = item.channel_tile * Numbers::tile_channels + thread.row(0) - thread.lane / 4;
-    const int first_position = Consumer::tile_position(item) + thread.first_column();
+    const int first_position = thread.first_position(item);
     const int column = thread.lane % lanes * width;
+    const int first_row = thread.first_row(item);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_row + 8 * h;
@@ -3129,7 +3163,7 @@ struct GemmOutputs {
             const int own = r + thread.lane / lanes;
             Packed<Type, width> some;
             some.load(stage + own * pitch, column, true);
-            if (has && Consumer::exists(channel + own))
+            if (has && thread.exists(channel + own))
               some.store(to, begin + own * C::stride(1) + position, true);
           }
         } else {
@@ -3172,13 +3206,13 @@ struct GemmOutputs {
         offset = column < columns ? thread.s.offsets[thread.first_column() + j * 8 + column] : -1;
       }
       const float value = thread.s.stage(thread.warp)[r][column];
-      if (offset >= 0 && column < columns && Consumer::exists(channel + r))
+      if (offset >= 0 && column < columns && thread.exists(channel + r))
         store_one<Type>(to, first_of(channel, begin, r) + offset, value);
     }
   }
   // Offset of the r-th row after the one that begins at `begin`.
   static __device__ __forceinline__ int64 first_of(int row, int64 begin, int r) {
-    if constexpr (classes == 1) return begin + r * C::stride(1);
+    if constexpr (Geometry::classes == 1) return begin + r * C::stride(1);
     return begin - Geometry::row_offset(row) + Geometry::row_offset(row + r);
   }
   template <class Type, bool again>
@@ -3199,24 +3233,15 @@ template <class C, class Tail, class Numbers>
 struct GemmEpilogue {
   using Consumer = GemmConsumer<C, Tail, Numbers>;
   using Outputs = GemmOutputs<C, Tail, Numbers>;
-  using TileMoments = GemmTileMoments<C, Tail, Numbers>;
-  using Columns = typename Consumer::Columns;
-  using Geometry = typename Consumer::Geometry;
-  using Item = typename Consumer::Item;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Output = typename Tail::Output;
-  using Deferred = typename Outputs::Deferred;
-  static constexpr int sums = Consumer::sums;
-  static constexpr int pairs = Consumer::pairs;
-  static constexpr int classes = Consumer::classes;
-  static constexpr int rows = Consumer::rows;
-  static constexpr int slabs_of_sample = Consumer::slabs_of_sample;
-  static constexpr bool defers = Outputs::late_vectors > 0;
-
   const Consumer thread;
   const Outputs outputs{thread};
-  const TileMoments moments{thread};
+  const GemmTileMoments<C, Tail, Numbers> moments{thread};
+
+  using Geometry = GemmGeometry<C, Numbers>;
+  using Columns = GemmTileColumns<C, Numbers>;
+  using Item = GemmItem<Tail, Numbers>;
+  static constexpr int slabs_of_sample = GemmSlabs<C, Tail, Numbers>::slabs_of_sample;
+  static constexpr bool defers = Outputs::late_vectors > 0;
 
   // The index of a row's scale, among the tiles of its group of channels.
   static __device__ __forceinline__ int scale_index(const Item& item, int row) {
@@ -3224,23 +3249,24 @@ struct GemmEpilogue {
   }
 
   // Scale and bias, then the chain before the norm, in place.
-  __device__ __forceinline__ void activate(const Item& item, const Columns& columns, float (&d)[sums]) const {
+  __device__ __forceinline__ void activate(const Item& item, const Columns& columns,
+                                           GemmSums<Numbers>& d) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const int own = c < rows ? c : 0;
-      const int channel = own / classes;
+      const int own = c < Geometry::rows ? c : 0;
+      const int channel = own / Geometry::classes;
       const float scale = Numbers::guards ? __ldg(thread.p.scales + scale_index(item, own)) : 1.0f;
       float bias = 0.0f;
       if constexpr (C::has_bias)
         bias = load_one<typename C::Bias>(thread.p.parameter[1], Tail::channel(item.n, channel));
-      ChannelValues<Before, 1> values;
+      ChannelValues<typename Tail::Before, 1> values;
       values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
-        typename Before::template Tensors<1> tensors;
+        typename Tail::Before::template Tensors<1> tensors;
         if constexpr (Numbers::before_reads_tensors) {
           if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
@@ -3249,7 +3275,7 @@ struct GemmEpilogue {
         } else if constexpr (C::has_bias) {
           value += bias;
         }
-        value = Before::value(value, values.value[0], tensors, 0);
+        value = Tail::Before::value(value, values.value[0], tensors, 0);
       }
     }
   }
@@ -3279,7 +3305,8 @@ struct GemmEpilogue {
     for (int c = first + static_cast<int>(threadIdx.x); c < end && c < Tail::channels;
          c += gemm::consumer_threads) {
       const int64 row = item.n * Tail::channels + c;
-      store_one<Output>(thread.p.output, row, thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
+      store_one<typename Tail::Output>(thread.p.output, row,
+                                       thread.slabs.row_sum(row) / static_cast<float>(Tail::spatial));
     }
   }
 
@@ -3320,7 +3347,7 @@ struct GemmEpilogue {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const int channel = Tail::channel(item.n, (c < rows ? c : 0) / classes);
+      const int channel = Tail::channel(item.n, (c < Geometry::rows ? c : 0) / Geometry::classes);
       affine.weight[h] = Tail::weight(thread.p, channel);
       affine.bias[h] = Tail::bias(thread.p, channel);
     }
@@ -3329,17 +3356,17 @@ struct GemmEpilogue {
 
   // Applies the norm and the chain after it in place; for a mean, sums the rows.
   __device__ __forceinline__ void apply(const Item& item, const Columns& columns, const Affine& affine,
-                                        float (&d)[sums]) const {
+                                        GemmSums<Numbers>& d) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = item.channel_tile * Numbers::tile_channels + thread.row(h);
-      const bool in_range = c < rows;
+      const bool in_range = c < Geometry::rows;
       const int own = in_range ? c : 0;
-      const int channel = own / classes;
+      const int channel = own / Geometry::classes;
       // Held values take one multiply-add, whose factor is 0 where all values are equal.
       float mean = 0.0f, scale = 1.0f, shift = 0.0f;
       if constexpr (Tail::has_norm) {
-        const int slab = in_range ? c / Consumer::group_rows - Consumer::first_slab(item) : 0;
+        const int slab = in_range ? c / Consumer::Slabs::group_rows - Consumer::first_slab(item) : 0;
         const float2 statistics = thread.s.statistics[thread.agent][slab];
         const int of_norm = Tail::channel(item.n, channel);
         mean = statistics.x;
@@ -3355,20 +3382,20 @@ struct GemmEpilogue {
           }
         }
       }
-      ChannelValues<After, 1> values;
+      ChannelValues<typename Tail::After, 1> values;
       values.load(thread.p, item.n, channel);
       const int64 begin = output_origin<C>(item.n) + Geometry::row_offset(own);
       float total = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 2 * pairs; ++i) {
+      for (int i = 0; i < Numbers::columns / 4; ++i) {
         float& value = d[i / 2 * 4 + h * 2 + i % 2];
-        typename After::template Tensors<1> tensors;
+        typename Tail::After::template Tensors<1> tensors;
         if constexpr (Numbers::after_reads_tensors) {
           if (columns.has(i)) tensors.load(thread.p, begin + columns.offset(i));
         }
         if constexpr (Tail::has_norm)
           value = Numbers::held ? fmaf(value, scale, shift) : normalise(value, mean, scale, shift);
-        value = After::value(value, values.value[0], tensors, 0);
+        value = Tail::After::value(value, values.value[0], tensors, 0);
         if constexpr (Tail::has_mean) total += columns.has(i) ? value : 0.0f;
       }
       if constexpr (Tail::has_mean) {
@@ -3395,13 +3422,14 @@ struct GemmEpilogue {
   __device__ __forceinline__ void prepare(const Item& item) const {
     if constexpr (Geometry::contiguous) return;
     // Independent warpgroups have offsets of their own.
-    constexpr int count = Consumer::apart ? Numbers::columns : Numbers::tile_positions;
-    const int first = Consumer::apart ? thread.first_column() : 0;
+    constexpr int count = Numbers::apart ? Numbers::columns : Numbers::tile_positions;
+    const int first = Numbers::apart ? thread.first_column() : 0;
     for (int i = thread.agent_thread; i < count; i += Consumer::agent_threads)
       thread.s.offsets[first + i] = Geometry::target(item.position_tile, first + i);
   }
 
-  __device__ __forceinline__ void run(const Item& item, float (&d)[sums], Deferred& deferred) const {
+  __device__ __forceinline__ void run(const Item& item, GemmSums<Numbers>& d,
+                                      typename Outputs::Deferred& deferred) const {
     uint32* counters = thread.p.control + item.unit * 4;
     if constexpr (!Geometry::contiguous) thread.sync();
     const Columns columns(thread.s.offsets, Consumer::tile_position(item),
@@ -3412,7 +3440,7 @@ struct GemmEpilogue {
       if constexpr (reads_affine_early) affine = affine_of(item);
       if (Numbers::held || item.is_first) {
         if constexpr (defers) outputs.store_rest(deferred);
-        if constexpr (TileMoments::rows_are_slabs) {
+        if constexpr (Numbers::rows_are_slabs) {
           moments.leave_parts(item, columns, d);
         } else {
           moments.row_moments(columns, d);
@@ -3450,7 +3478,7 @@ struct GemmEpilogue {
     } else if (outputs.stores_late()) {
       if constexpr (defers) outputs.defer(item, d, deferred);
     } else {
-      outputs.template store<Output, false>(thread.p.output, item, d);
+      outputs.template store<typename Tail::Output, false>(thread.p.output, item, d);
     }
     // Shared memory must be free before the next tile writes to it. Held tiles pass other barriers before
     // that.
@@ -3489,6 +3517,41 @@ struct GemmEpilogue {
 //
 // Tiles are assigned to blocks round robin, so that producers and consumers know them without communication.
 // Blocks that wait for each other are launched cooperatively.
+
+// A position in the sequence of steps of all tiles of a block.
+template <class Tail, class Numbers, int Steps>
+struct GemmCursor {
+  using Item = GemmItem<Tail, Numbers>;
+  using Parameters = GemmParameters<Tail::parameters>;
+  const Parameters& p;
+  int64 index = blockIdx.x;
+  int step = 0;
+  bool more;
+  Item item;
+
+  explicit __device__ __forceinline__ GemmCursor(const Parameters& parameters)
+      : p(parameters), item(blockIdx.x, parameters.wave_units) {
+    settle();
+  }
+  // Says whether there is a new item.
+  __device__ __forceinline__ bool next() {
+    if (++step < Steps) return false;
+    step = 0;
+    index += gridDim.x;
+    settle();
+    return more;
+  }
+
+ private:
+  __device__ __forceinline__ void settle() {
+    const int64 count = Item::count(p.batch, p.wave_units);
+    for (more = false; index < count; index += gridDim.x) {
+      item = Item(index, p.wave_units);
+      more = item.unit < p.batch * Item::units_of_sample;
+      if (more) break;
+    }
+  }
+};
 
 // The block: what each warp does.
 template <class C, class Tail, class Numbers>
@@ -3543,7 +3606,7 @@ struct Gemm {
 
   // One thread. It waits only for stages of products whose x is already staged, so it cannot deadlock.
   __device__ __forceinline__ void send_weights(const Item& item, int chunk,
-                                               gemm::Ring<Numbers::weight_stages>& ring) const {
+                                               Ring<Numbers::weight_stages>& ring) const {
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
       barrier::wait(&s.weights_empty[ring.stage], ring.round ^ 1u);
@@ -3562,49 +3625,17 @@ struct Gemm {
     barrier::copy(s.weights[stage], from, bytes, &s.weights_full[stage]);
   }
 
-  // A position in the sequence of steps of all tiles of this block.
-  template <int Steps>
-  struct Cursor {
-    const Parameters& p;
-    int64 index = blockIdx.x;
-    int step = 0;
-    bool more;
-    Item item;
-
-    explicit __device__ __forceinline__ Cursor(const Parameters& parameters)
-        : p(parameters), item(blockIdx.x, parameters.wave_units) {
-      settle();
-    }
-    // Says whether there is a new item.
-    __device__ __forceinline__ bool next() {
-      if (++step < Steps) return false;
-      step = 0;
-      index += gridDim.x;
-      settle();
-      return more;
-    }
-
-   private:
-    __device__ __forceinline__ void settle() {
-      const int64 count = Item::count(p.batch, p.wave_units);
-      for (more = false; index < count; index += gridDim.x) {
-        item = Item(index, p.wave_units);
-        more = item.unit < p.batch * Item::units_of_sample;
-        if (more) break;
-      }
-    }
-  };
-
   // By one warp: starts copies of x and of weights as soon as their stages are free.
   __device__ __forceinline__ void send() const {
     using Staging = GemmStaging<C, Tail, Numbers>;
     const Staging staging{p, s};
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    gemm::Ring<Numbers::raw_slots> raw;
-    gemm::Ring<Numbers::weight_stages> ring;
+    Ring<Numbers::raw_slots> raw;
+    Ring<Numbers::weight_stages> ring;
     constexpr int weight_steps = Numbers::chunks * groups;
-    Cursor<(C::in_channels + Numbers::slot_channels - 1) / Numbers::slot_channels> x(p);
-    Cursor<weight_steps> weights(p);
+    constexpr int x_steps = (C::in_channels + Numbers::slot_channels - 1) / Numbers::slot_channels;
+    GemmCursor<Tail, Numbers, x_steps> x(p);
+    GemmCursor<Tail, Numbers, weight_steps> weights(p);
     typename Staging::Copies copies(x.item);
 #pragma unroll 1
     while (x.more || weights.more) {
@@ -3625,16 +3656,16 @@ struct Gemm {
 
   __device__ __forceinline__ void convert() const {
     const GemmStaging<C, Tail, Numbers> staging{p, s};
-    gemm::Ring<Numbers::x_stages> x;
-    gemm::Ring<Numbers::raw_slots> raw;
+    Ring<Numbers::x_stages> x;
+    Ring<Numbers::raw_slots> raw;
     for_each_item([&](const Item& item) { staging.convert_tile(item, x, raw); });
   }
 
   template <bool in_vectors>
   __device__ __forceinline__ void produce() const {
     const GemmStaging<C, Tail, Numbers> staging{p, s};
-    gemm::Ring<Numbers::x_stages> x;
-    gemm::Ring<Numbers::weight_stages> weights;
+    Ring<Numbers::x_stages> x;
+    Ring<Numbers::weight_stages> weights;
     bool first = true;
     for_each_item([&](const Item& item) {
       staging.template tile<in_vectors>(item, x, [&](int chunk) {
@@ -3677,8 +3708,8 @@ struct Gemm {
       GemmMainloop<C, Tail, Numbers> mainloop{s, {}, {}};
       using Epilogue = GemmEpilogue<C, Tail, Numbers>;
       const Epilogue epilogue{{p, s}};
-      typename Epilogue::Deferred deferred;
-      float d[Numbers::columns / 2];
+      typename Epilogue::Outputs::Deferred deferred;
+      GemmSums<Numbers> d;
       for_each_item([&](const Item& item) {
         epilogue.prepare(item);
         mainloop.run(d, [&] {
@@ -3811,7 +3842,7 @@ struct CoresMainloop {
         in_range[k] = C::channels % at_once == 0 || chunk * at_once + k < C::channels;
         slot[k] = in_range[k] ? chunk * at_once + k : 0;
       }
-      auto rows = epilogue.begin(slot, in_range);
+      auto rows = begin_rows(epilogue, slot, in_range);
 #pragma unroll 1
       for (int flat = first + static_cast<int>(threadIdx.x); flat < last; flat += Numbers::threads) {
         int j[3];
@@ -3833,43 +3864,47 @@ struct CoresMainloop {
 };
 
 // --------------------------------------------------------------------------------------------------
-// The norm and what follows it, of values and statistics that another launch left in memory: read once,
-// written once.
+// The norm and what follows it, also a mean, of values and statistics that another launch left in memory:
+// read once, written once.
+
+// The norm of a channel, and what the chain after it reads of the channel.
+template <class Tail>
+struct NormedChannel {
+  float mean, scale, bias;
+  ChannelValues<typename Tail::After, 1> values;
+
+  template <class Parameters>
+  __device__ __forceinline__ NormedChannel(const Parameters& p, int64 n, int c) {
+    constexpr int slabs = Tail::channels / Tail::group_channels;
+    const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
+    mean = __ldg(statistics);
+    scale = Tail::weight(p, c) * __ldg(statistics + 1);
+    bias = Tail::bias(p, c);
+    values.load(p, n, c);
+  }
+  template <class Tensors>
+  __device__ __forceinline__ float value(float x, const Tensors& tensors, int k) const {
+    return Tail::After::value(normalise(x, mean, scale, bias), values.value[0], tensors, k);
+  }
+};
 
 // `Numbers`: threads, pieces of a channel (of a sample, where channels come after space), whether they do.
 template <class Tail, class Numbers>
 struct GemmFinish {
   using Parameters = GemmFinishParameters<Tail::parameters>;
-  using After = typename Tail::After;
+  using Channel = NormedChannel<Tail>;
   using Output = typename Tail::Output;
   static constexpr int width = 4;
   static constexpr int vectors = Numbers::piece / (Numbers::threads * width);  // of a thread
-  static constexpr int slabs = Tail::channels / Tail::group_channels;
   static_assert(vectors * Numbers::threads * width == Numbers::piece);
 
   const Parameters& p;
 
-  // The norm of a channel, and what the chain reads of it.
-  struct Channel {
-    float mean, scale, bias;
-    ChannelValues<After, 1> values;
-
-    __device__ __forceinline__ Channel(const Parameters& p, int64 n, int c) {
-      const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
-      mean = __ldg(statistics);
-      scale = Tail::weight(p, c) * __ldg(statistics + 1);
-      bias = Tail::bias(p, c);
-      values.load(p, n, c);
-    }
-    template <class Tensors>
-    __device__ __forceinline__ float value(float x, const Tensors& tensors, int k) const {
-      return After::value(normalise(x, mean, scale, bias), values.value[0], tensors, k);
-    }
-  };
-
-  // A block for each piece.
+  // A block for each piece; for a mean, one for each channel of each sample.
   __device__ __forceinline__ void run() const {
-    if constexpr (Numbers::interleaved) {
+    if constexpr (Tail::has_mean) {
+      run_mean();
+    } else if constexpr (Numbers::interleaved) {
       run_interleaved();
     } else {
       run_planar();
@@ -3878,7 +3913,7 @@ struct GemmFinish {
 
  private:
   __device__ __forceinline__ void one(const Channel& channel, int64 index, float x) const {
-    typename After::template Tensors<1> tensors;
+    typename Tail::After::template Tensors<1> tensors;
     tensors.load(p, index);
     store_one<Output>(p.output, index, channel.value(x, tensors, 0));
   }
@@ -3903,7 +3938,7 @@ struct GemmFinish {
       for (int i = 0; i < vectors; ++i) {
         const int at = first + (i * Numbers::threads + static_cast<int>(threadIdx.x)) * width;
         if (at >= Tail::spatial) continue;
-        typename After::template Tensors<width> tensors;
+        typename Tail::After::template Tensors<width> tensors;
         tensors.load(p, begin + at);
         float value[width] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
@@ -3933,6 +3968,24 @@ struct GemmFinish {
           static_cast<int>(static_cast<uint32>(index - n * sample) % static_cast<uint32>(Tail::channels));
       one(Channel(p, n, c), index, p.values[index]);
     }
+  }
+
+  __device__ __forceinline__ void run_mean() const {
+    __shared__ float scratch[Numbers::threads / 32];
+    const int64 row = blockIdx.x;
+    const int64 n = row / Tail::channels;
+    const int c = static_cast<int>(row - n * Tail::channels);
+    const Channel channel(p, n, c);
+    const int64 first = Numbers::interleaved ? n * Tail::channels * Tail::spatial + c : row * Tail::spatial;
+    constexpr int64 step = Numbers::interleaved ? Tail::channels : 1;
+    float sum[1] = {0.0f};
+    for (int64 i = threadIdx.x; i < Tail::spatial; i += Numbers::threads) {
+      typename Tail::After::template Tensors<1> tensors;
+      tensors.load(p, first + i * step);
+      sum[0] += channel.value(p.values[first + i * step], tensors, 0);
+    }
+    block_sum<Numbers::threads>(sum, scratch);
+    if (threadIdx.x == 0) store_one<Output>(p.output, row, sum[0] / static_cast<float>(Tail::spatial));
   }
 };
 
@@ -4096,10 +4149,18 @@ __device__ __forceinline__ float merge_parts(const float4* parts, float& from, f
 // The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
 
 template <class Tail, class Numbers>
-struct OverlappedLayout {
+struct StagedOverlapped {
+  struct Pieces;      // the pieces of a warp's part of a slab in shared memory
+  struct Statistics;  // staged/overlapped_moments.cuh
+  struct Kernel;      // staged/overlapped.cuh
+
   using S = StagedSizes<Tail, Numbers>;
   using Parameters = TailParameters<Tail::parameters>;
+  using Before = typename Tail::Before;
+  using After = typename Tail::After;
   using Input = typename Tail::Input;
+  // Distances from the mean of the warp's first vectors, the warp's pivot.
+  using Sums = PivotSums<S::accumulators>;
 
   // Vectors of a thread, and of each piece.
   static constexpr int doubled = Numbers::doubled;
@@ -4117,7 +4178,7 @@ struct OverlappedLayout {
   static_assert(!holds_f16 || Input::bytes == f16::bytes);
 
   // Where a warp's pieces lie: the doubled one of even and of odd rounds, the single one, the kept one.
-  enum Piece { even_piece, odd_piece, single_piece, kept_piece, pieces };
+  enum Piece { even_piece, odd_piece, single_piece, kept_piece, all_pieces };
   static constexpr int first_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? doubled : raw; }
   static constexpr int count_of(int piece) {
     return piece < 2 ? doubled : piece == single_piece ? single : kept;
@@ -4132,7 +4193,7 @@ struct OverlappedLayout {
 
   struct Shared {
     alignas(128) unsigned char stage[S::warps][(S::vectors + doubled) * row_bytes];
-    uint64 arrived[S::warps][pieces];
+    uint64 arrived[S::warps][all_pieces];
     float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
     float4 of_blocks[2][S::blocks];
     uint64 warps_given[2];
@@ -4165,16 +4226,10 @@ struct OverlappedLayout {
   };
 };
 
-// The pieces of a warp's part of a slab in shared memory.
 template <class Tail, class Numbers>
-struct OverlappedPieces {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Input = typename L::Input;
-  using Part = typename L::Part;
-
-  const typename L::Parameters& p;
-  typename L::Shared& shared;
+struct StagedOverlapped<Tail, Numbers>::Pieces {
+  const Parameters& p;
+  Shared& shared;
   int block;  // of the cluster
 
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -4187,8 +4242,8 @@ struct OverlappedPieces {
     part.head = head < S::slab_elements ? head : S::slab_elements;
     const int all = (S::slab_elements - part.head) / S::width;
     const int cluster_warp = block * S::warps + warp();
-    const int first = L::first_vector(cluster_warp);
-    const int end = L::first_vector(cluster_warp + 1);
+    const int first = first_vector(cluster_warp);
+    const int end = first_vector(cluster_warp + 1);
     part.position = part.head + first * S::width;
     part.count = (end < all ? end : all) - (first < all ? first : all);
     return part;
@@ -4210,16 +4265,16 @@ struct OverlappedPieces {
   __device__ __forceinline__ void request(const Part& part, int piece) const {
 #if __CUDA_ARCH__ >= 900
     if (lane() != 0) return;
-    const int left = part.count - L::first_of(piece) * 32;
-    const int most = L::count_of(piece) * 32;
+    const int left = part.count - first_of(piece) * 32;
+    const int most = count_of(piece) * 32;
     const int own = left < 0 ? 0 : left < most ? left : most;
     const auto bytes = static_cast<uint32>(own * S::width * Input::bytes);
     uint64* arrived = &shared.arrived[warp()][piece];
     barrier::expect(arrived, bytes);  // a phase of 0 bytes is waited for too
     if (own > 0) {
-      barrier::copy(shared.stage[warp()] + L::offset_of(piece),
-                    static_cast<const char*>(p.input) + part.index_of(L::first_of(piece)) * Input::bytes,
-                    bytes, arrived);
+      barrier::copy(shared.stage[warp()] + offset_of(piece),
+                    static_cast<const char*>(p.input) + part.index_of(first_of(piece)) * Input::bytes, bytes,
+                    arrived);
     }
 #endif
   }
@@ -4239,7 +4294,7 @@ struct OverlappedPieces {
   }
   // The lane's vector i of a piece.
   __device__ __forceinline__ unsigned char* vector_of(int piece, int i) const {
-    return shared.stage[warp()] + L::offset_of(piece) + (i - L::first_of(piece)) * L::row_bytes +
+    return shared.stage[warp()] + offset_of(piece) + (i - first_of(piece)) * row_bytes +
            lane() * S::width * Input::bytes;
   }
 };
@@ -4248,13 +4303,7 @@ struct OverlappedPieces {
 // The schedule "overlapped" of tail_staged: the moments of a slab, from a thread's sums to the cluster's.
 
 template <class Tail, class Numbers>
-struct OverlappedMoments {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  // Distances from the mean of the warp's first vectors, the warp's pivot.
-  using Sums = PivotSums<S::accumulators>;
-
+struct StagedOverlapped<Tail, Numbers>::Statistics {
   template <int count>
   static __device__ __forceinline__ float merge(const float4* parts, float& mean, float& m2) {
     float from, moved;
@@ -4265,8 +4314,8 @@ struct OverlappedMoments {
 
   // The warp's elements, mean and M2 go to the block; the last warp sends the block's to the cluster. Returns
   // the warp's sum of squared distances from its pivot.
-  static __device__ __forceinline__ float send(const Pieces& pieces, const typename L::Part& part,
-                                               const Sums& sums, int round) {
+  static __device__ __forceinline__ float send(const Pieces& pieces, const Part& part, const Sums& sums,
+                                               int round) {
     float sum = 0.0f, square = 0.0f;
 #pragma unroll
     for (int k = 0; k < S::accumulators; ++k) sum += sums.sum[k], square += sums.square[k];
@@ -4310,8 +4359,8 @@ struct OverlappedMoments {
   }
 
   // The slab's mean, 1 / deviation, and what the norm's weight is multiplied by.
-  static __device__ __forceinline__ void receive(typename L::Shared& shared, int round, float& mean,
-                                                 float& rstd, float& factor) {
+  static __device__ __forceinline__ void receive(Shared& shared, int round, float& mean, float& rstd,
+                                                 float& factor) {
     float m2 = 0.0f;
     constexpr float per_element = 1.0f / static_cast<float>(S::slab_elements);
 #if __CUDA_ARCH__ >= 900
@@ -4345,18 +4394,9 @@ struct OverlappedMoments {
 // Elements before the first vector and after the last one are kept by the first block, one a thread.
 
 template <class Tail, class Numbers>
-struct StagedOverlapped {
-  using L = OverlappedLayout<Tail, Numbers>;
-  using S = typename L::S;
-  using Pieces = OverlappedPieces<Tail, Numbers>;
-  using Statistics = OverlappedMoments<Tail, Numbers>;
-  using Parameters = typename L::Parameters;
-  using Shared = typename L::Shared;
-  using Part = typename L::Part;
-  using Sums = typename Statistics::Sums;
-  using Before = typename Tail::Before;
-  using After = typename Tail::After;
-  using Input = typename Tail::Input;
+struct StagedOverlapped<Tail, Numbers>::Kernel {
+  using Parameters = typename StagedOverlapped::Parameters;
+  using Shared = typename StagedOverlapped::Shared;
 
   // The kernel's one copy of what it is given: with a second one registers are allocated differently.
   Pieces pieces;
@@ -4435,13 +4475,13 @@ struct StagedOverlapped {
 #pragma unroll
     for (int k = 0; k < S::width; ++k) {
       const float distance = sums.add(value[k], k);
-      if constexpr (L::holds_f16) value[k] = distance;
+      if constexpr (holds_f16) value[k] = distance;
     }
   }
   // The same of a piece in shared memory, where it waits for the output.
   __device__ __forceinline__ void sum_vector(int piece, int i, float (&value)[S::width], Sums& sums) const {
     add(value, sums);
-    if constexpr (L::holds_f16) {
+    if constexpr (holds_f16) {
       Packed<f16, S::width> packed;
       packed.pack(value);
       packed.store_shared(pieces.vector_of(piece, i));
@@ -4452,7 +4492,7 @@ struct StagedOverlapped {
   template <bool is_first, class R>
   __device__ __forceinline__ void sum_piece(const Part& part, int piece, R& rows, const float* operands,
                                             Sums& sums) const {
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const auto whole = [](auto&& f) { f(0, S::width); };
     const bool plain = is_plain<S::before_by_row>(part, from, to, rows);
     const auto careful = [&](int i, float(&value)[S::width]) {
@@ -4479,7 +4519,7 @@ struct StagedOverlapped {
       if (plain || part.has(0)) sum_vector(piece, 0, value, sums);
     }
     if (plain) {
-#pragma unroll(L::at_once)
+#pragma unroll(at_once)
       for (int i = from + (is_first ? 1 : 0); i < to; ++i) {
         float value[S::width];
         activate(pieces.vector_of(piece, i), part, i, operands, whole, value);
@@ -4534,7 +4574,7 @@ struct StagedOverlapped {
   struct Choice<false, A, B> {
     using Type = B;
   };
-  using Waiting = typename Choice<L::holds_f16, f16, Input>::Type;
+  using Waiting = typename Choice<holds_f16, f16, Input>::Type;
 
   // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
   template <bool is_raw, class Parts>
@@ -4564,7 +4604,7 @@ struct StagedOverlapped {
   __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
                                                float shift, bool fits) const {
     constexpr bool by_row = S::after_by_row || S::before_by_row;
-    const int from = L::first_of(piece), to = from + L::count_of(piece);
+    const int from = first_of(piece), to = from + count_of(piece);
     const bool aligned = is_aligned(pieces.p, aligned_output);
     const bool plain = is_plain<by_row>(part, from, to, rows);
     const auto waiting = [&](int i, float(&value)[S::width]) {
@@ -4572,12 +4612,12 @@ struct StagedOverlapped {
       packed.load_shared(pieces.vector_of(piece, i));
       packed.unpack(value);
     };
-    if (plain && aligned && (!L::holds_f16 || fits)) {
-#pragma unroll(L::at_once)
+    if (plain && aligned && (!holds_f16 || fits)) {
+#pragma unroll(at_once)
       for (int i = from; i < to; ++i) {
         float value[S::width];
         waiting(i, value);
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
       }
     } else {
@@ -4585,7 +4625,7 @@ struct StagedOverlapped {
       for (int i = from; i < to; ++i) {
         if (!part.has(i)) continue;
         float value[S::width];
-        if (!L::holds_f16 || fits) {
+        if (!holds_f16 || fits) {
           waiting(i, value);
         } else {
           Packed<Input, S::width> packed;
@@ -4601,7 +4641,7 @@ struct StagedOverlapped {
           });
           forget<by_row>(rows);
         }
-        finish<!L::holds_f16>(
+        finish<!holds_f16>(
             part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
       }
       forget<by_row>(rows);
@@ -4614,25 +4654,25 @@ struct StagedOverlapped {
     int slab = static_cast<int>(blockIdx.x) / S::blocks;  // the one that is summed
 #if __CUDA_ARCH__ >= 900
     if (pieces.lane() == 0) {
-      for (int i = 0; i < L::pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
+      for (int i = 0; i < all_pieces; ++i) barrier::initialise(&pieces.shared.arrived[pieces.warp()][i]);
     }
     __syncwarp();
     Part next = pieces.part_of(slab);
     if (slab < slabs) {
-      pieces.request(next, L::even_piece);
-      if constexpr (L::single > 0) pieces.request(next, L::single_piece);
-      pieces.request(next, L::kept_piece);
+      pieces.request(next, even_piece);
+      if constexpr (single > 0) pieces.request(next, single_piece);
+      pieces.request(next, kept_piece);
     }
-    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), L::odd_piece);
+    if (slab + clusters < slabs) pieces.request(pieces.part_of(slab + clusters), odd_piece);
     if (threadIdx.x == 0) {
       initialise_exchange<S::warps>(pieces.shared);
       pieces.shared.warps_counted = 0;
     }
     start_cluster<S::blocks>();
 
-    float h[L::kept][S::width];
+    float h[kept][S::width];
 #pragma unroll
-    for (int i = 0; i < L::kept; ++i) {
+    for (int i = 0; i < kept; ++i) {
 #pragma unroll
       for (int k = 0; k < S::width; ++k) h[i][k] = 0.0f;
     }
@@ -4677,7 +4717,7 @@ struct StagedOverlapped {
       if (more) {
         const int position = pieces.edge_of(next);
         if (position >= 0) next_edge.load(pieces.p.input, next.begin + position, false);
-        const int piece = parity == 0 ? L::even_piece : L::odd_piece;
+        const int piece = parity == 0 ? even_piece : odd_piece;
         pieces.wait(piece, round / 2 & 1);
         sum_piece<true>(next, piece, next_rows, before.before, sums);
       }
@@ -4719,55 +4759,55 @@ struct StagedOverlapped {
               pieces.p.output, part.begin + edge_position,
               After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
         }
-        if constexpr (L::single > 0) {
-          finish_piece(part, L::single_piece, rows, row, shift, fits);
-          if (more) pieces.request_again(next, L::single_piece);
+        if constexpr (single > 0) {
+          finish_piece(part, single_piece, rows, row, shift, fits);
+          if (more) pieces.request_again(next, single_piece);
         }
-        const int piece = parity == 0 ? L::odd_piece : L::even_piece;
+        const int piece = parity == 0 ? odd_piece : even_piece;
         finish_piece(part, piece, rows, row, shift, fits);
         if (slab + clusters < slabs) pieces.request_again(second, piece);
       }
       // Output of what is kept, and what takes its place.
-      if (more) pieces.wait(L::kept_piece, parity);
+      if (more) pieces.wait(kept_piece, parity);
       {
         const bool aligned = is_aligned(pieces.p, aligned_output);
         bool plain = aligned && has_current && more;
-        if (has_current) plain = is_plain<S::after_by_row>(part, L::raw, S::vectors, rows) && plain;
-        if (more) plain = is_plain<S::before_by_row>(next, L::raw, S::vectors, next_rows) && plain;
+        if (has_current) plain = is_plain<S::after_by_row>(part, raw, S::vectors, rows) && plain;
+        if (more) plain = is_plain<S::before_by_row>(next, raw, S::vectors, next_rows) && plain;
         const auto whole = [](auto&& f) { f(0, S::width); };
         if (plain) {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
-            if (i < S::vectors - L::uncertain || part.has(i))
-              finish<false>(part, i, row, true, whole, h[i - L::raw]);
-            if (i < S::vectors - L::uncertain || next.has(i)) {
-              activate(pieces.vector_of(L::kept_piece, i), next, i, before.before, whole, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+          for (int i = raw; i < S::vectors; ++i) {
+            if (i < S::vectors - uncertain || part.has(i))
+              finish<false>(part, i, row, true, whole, h[i - raw]);
+            if (i < S::vectors - uncertain || next.has(i)) {
+              activate(pieces.vector_of(kept_piece, i), next, i, before.before, whole, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
         } else {
 #pragma unroll
-          for (int i = L::raw; i < S::vectors; ++i) {
+          for (int i = raw; i < S::vectors; ++i) {
             if (has_current && part.has(i)) {
               finish<false>(
                   part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
-                  h[i - L::raw]);
+                  h[i - raw]);
             }
             if (more && next.has(i)) {
               activate(
-                  pieces.vector_of(L::kept_piece, i), next, i, before.before,
-                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - L::raw]);
-              add(h[i - L::raw], sums);
+                  pieces.vector_of(kept_piece, i), next, i, before.before,
+                  [&](auto&& f) { visit<S::before_by_row>(next, i, next_rows, f); }, h[i - raw]);
+              add(h[i - raw], sums);
             }
           }
           forget<S::before_by_row>(next_rows);
         }
       }
-      if (slab + clusters < slabs) pieces.request_again(second, L::kept_piece);
+      if (slab + clusters < slabs) pieces.request_again(second, kept_piece);
       if (!more) break;
-      if constexpr (L::single > 0) {
-        pieces.wait(L::single_piece, parity);
-        sum_piece<false>(next, L::single_piece, next_rows, before.before, sums);
+      if constexpr (single > 0) {
+        pieces.wait(single_piece, parity);
+        sum_piece<false>(next, single_piece, next_rows, before.before, sums);
       }
       const int position = pieces.edge_of(next);
       if (position >= 0) {
@@ -4778,7 +4818,7 @@ struct StagedOverlapped {
         sums.add(edge, 0);
       }
       const float own_square = Statistics::send(pieces, next, sums, round);
-      if constexpr (L::holds_f16) {
+      if constexpr (holds_f16) {
         shift = sums.pivot;
         square = own_square;
       }
@@ -5296,7 +5336,7 @@ struct StagedSchedule {
 
 template <class Tail, class Numbers>
 struct StagedSchedule<true, Tail, Numbers> {
-  using Type = StagedOverlapped<Tail, Numbers>;
+  using Type = typename StagedOverlapped<Tail, Numbers>::Kernel;
 };
 
 template <class Tail, class Numbers>
@@ -5572,29 +5612,31 @@ struct Numbers {
   static constexpr float steepness = 1.00000f;
   static constexpr int pitch = 34;
   static constexpr int plane = 1156;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 39304;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 39304;
-  static constexpr int window_split = 1;
+  static constexpr bool boxed = false;
   static constexpr int window = 374;
   static constexpr int windows = 3;
+  static constexpr int window_split = 1;
   static constexpr int tile_positions = 304;
   static constexpr int tile_channels = 128;
   static constexpr int columns = 304;
   static constexpr bool groups_share_positions = true;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 130;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 128;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 1;
   static constexpr int taps = 27;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 1;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 35968;
   static constexpr int weight_stages = 5;
@@ -5606,8 +5648,6 @@ struct Numbers {
   static constexpr int raw_slots = 2;
   static constexpr int raw_pitch = 380;
   static constexpr int raw_slot_bytes = 36480;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = true;
@@ -5625,10 +5665,10 @@ struct Numbers {
     return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
   }
 };
-__global__ void __launch_bounds__(256)
-onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {
-  extern __shared__ __align__(16) unsigned char staged[];
-  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();
+using Agent = onepass::GemmPack<onepass::Convolution, Numbers>;
+__global__ void __launch_bounds__(256) onepass_gemm_pack(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Agent{p, shared}.run();
 }
 
 }  // namespace block_1_tf32_gemm_pack
@@ -5638,6 +5678,16 @@ namespace onepass {
 using namespace ::onepass;
 }
 
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[152], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
+        : "l"(a), "l"(b + 0), "r"(add));
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
+        : "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127]), "+f"(d[128]), "+f"(d[129]), "+f"(d[130]), "+f"(d[131]), "+f"(d[132]), "+f"(d[133]), "+f"(d[134]), "+f"(d[135]), "+f"(d[136]), "+f"(d[137]), "+f"(d[138]), "+f"(d[139]), "+f"(d[140]), "+f"(d[141]), "+f"(d[142]), "+f"(d[143]), "+f"(d[144]), "+f"(d[145]), "+f"(d[146]), "+f"(d[147]), "+f"(d[148]), "+f"(d[149]), "+f"(d[150]), "+f"(d[151])
+        : "l"(a), "l"(b + 152), "r"(add));
+  }
+};
 namespace onepass {
 
 struct Before {
@@ -5743,45 +5793,37 @@ struct Convolution {
 };
 }  // namespace onepass
 
-struct Product {
-  static __device__ __forceinline__ void run(float (&d)[152], onepass::uint64 a, onepass::uint64 b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
-        : "l"(a), "l"(b + 0), "r"(add));
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
-        : "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127]), "+f"(d[128]), "+f"(d[129]), "+f"(d[130]), "+f"(d[131]), "+f"(d[132]), "+f"(d[133]), "+f"(d[134]), "+f"(d[135]), "+f"(d[136]), "+f"(d[137]), "+f"(d[138]), "+f"(d[139]), "+f"(d[140]), "+f"(d[141]), "+f"(d[142]), "+f"(d[143]), "+f"(d[144]), "+f"(d[145]), "+f"(d[146]), "+f"(d[147]), "+f"(d[148]), "+f"(d[149]), "+f"(d[150]), "+f"(d[151])
-        : "l"(a), "l"(b + 152), "r"(add));
-  }
-};
 struct Numbers {
   using Operand = onepass::f16;
   using Product = block_1_tf32_gemm_wgmma::Product;
   static constexpr float steepness = 1.00000f;
   static constexpr int pitch = 34;
   static constexpr int plane = 1156;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 39304;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 39304;
-  static constexpr int window_split = 1;
+  static constexpr bool boxed = false;
   static constexpr int window = 374;
   static constexpr int windows = 3;
+  static constexpr int window_split = 1;
   static constexpr int tile_positions = 304;
   static constexpr int tile_channels = 128;
   static constexpr int columns = 304;
   static constexpr bool groups_share_positions = true;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 130;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 128;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 1;
   static constexpr int taps = 27;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 1;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 35968;
   static constexpr int weight_stages = 5;
@@ -5793,8 +5835,6 @@ struct Numbers {
   static constexpr int raw_slots = 2;
   static constexpr int raw_pitch = 380;
   static constexpr int raw_slot_bytes = 36480;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = true;
@@ -5814,7 +5854,7 @@ struct Numbers {
 };
 using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(384, 1) onepass_gemm_wgmma(const __grid_constant__ Agent::Parameters p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(alignof(Agent::Shared)) unsigned char shared[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
 }
 
@@ -6193,29 +6233,31 @@ struct Numbers {
   static constexpr float steepness = 1.00000f;
   static constexpr int pitch = 34;
   static constexpr int plane = 1156;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 39304;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 39304;
-  static constexpr int window_split = 1;
+  static constexpr bool boxed = false;
   static constexpr int window = 374;
   static constexpr int windows = 3;
+  static constexpr int window_split = 1;
   static constexpr int tile_positions = 304;
   static constexpr int tile_channels = 128;
   static constexpr int columns = 304;
   static constexpr bool groups_share_positions = true;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 130;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 128;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 1;
   static constexpr int taps = 27;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 1;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 35968;
   static constexpr int weight_stages = 5;
@@ -6227,8 +6269,6 @@ struct Numbers {
   static constexpr int raw_slots = 2;
   static constexpr int raw_pitch = 380;
   static constexpr int raw_slot_bytes = 36480;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = true;
@@ -6246,10 +6286,10 @@ struct Numbers {
     return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
   }
 };
-__global__ void __launch_bounds__(256)
-onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {
-  extern __shared__ __align__(16) unsigned char staged[];
-  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();
+using Agent = onepass::GemmPack<onepass::Convolution, Numbers>;
+__global__ void __launch_bounds__(256) onepass_gemm_pack(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Agent{p, shared}.run();
 }
 
 }  // namespace block_1_tf32_away_gemm_pack
@@ -6259,6 +6299,16 @@ namespace onepass {
 using namespace ::onepass;
 }
 
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[152], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
+        : "l"(a), "l"(b + 0), "r"(add));
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
+        : "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127]), "+f"(d[128]), "+f"(d[129]), "+f"(d[130]), "+f"(d[131]), "+f"(d[132]), "+f"(d[133]), "+f"(d[134]), "+f"(d[135]), "+f"(d[136]), "+f"(d[137]), "+f"(d[138]), "+f"(d[139]), "+f"(d[140]), "+f"(d[141]), "+f"(d[142]), "+f"(d[143]), "+f"(d[144]), "+f"(d[145]), "+f"(d[146]), "+f"(d[147]), "+f"(d[148]), "+f"(d[149]), "+f"(d[150]), "+f"(d[151])
+        : "l"(a), "l"(b + 152), "r"(add));
+  }
+};
 namespace onepass {
 
 struct Before {
@@ -6364,45 +6414,37 @@ struct Convolution {
 };
 }  // namespace onepass
 
-struct Product {
-  static __device__ __forceinline__ void run(float (&d)[152], onepass::uint64 a, onepass::uint64 b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
-        : "l"(a), "l"(b + 0), "r"(add));
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75}, %76, %77, p, 1, 1, 0, 0;}"
-        : "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127]), "+f"(d[128]), "+f"(d[129]), "+f"(d[130]), "+f"(d[131]), "+f"(d[132]), "+f"(d[133]), "+f"(d[134]), "+f"(d[135]), "+f"(d[136]), "+f"(d[137]), "+f"(d[138]), "+f"(d[139]), "+f"(d[140]), "+f"(d[141]), "+f"(d[142]), "+f"(d[143]), "+f"(d[144]), "+f"(d[145]), "+f"(d[146]), "+f"(d[147]), "+f"(d[148]), "+f"(d[149]), "+f"(d[150]), "+f"(d[151])
-        : "l"(a), "l"(b + 152), "r"(add));
-  }
-};
 struct Numbers {
   using Operand = onepass::f16;
   using Product = block_1_tf32_away_gemm_wgmma::Product;
   static constexpr float steepness = 1.00000f;
   static constexpr int pitch = 34;
   static constexpr int plane = 1156;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 39304;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 39304;
-  static constexpr int window_split = 1;
+  static constexpr bool boxed = false;
   static constexpr int window = 374;
   static constexpr int windows = 3;
+  static constexpr int window_split = 1;
   static constexpr int tile_positions = 304;
   static constexpr int tile_channels = 128;
   static constexpr int columns = 304;
   static constexpr bool groups_share_positions = true;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 130;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 128;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 1;
   static constexpr int taps = 27;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 1;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 35968;
   static constexpr int weight_stages = 5;
@@ -6414,8 +6456,6 @@ struct Numbers {
   static constexpr int raw_slots = 2;
   static constexpr int raw_pitch = 380;
   static constexpr int raw_slot_bytes = 36480;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = true;
@@ -6435,7 +6475,7 @@ struct Numbers {
 };
 using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(384, 1) onepass_gemm_wgmma(const __grid_constant__ Agent::Parameters p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(alignof(Agent::Shared)) unsigned char shared[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
 }
 
@@ -6813,29 +6853,31 @@ struct Numbers {
   static constexpr float steepness = 1.00000f;
   static constexpr int pitch = 34;
   static constexpr int plane = 1156;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 39304;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 39304;
-  static constexpr int window_split = 1;
+  static constexpr bool boxed = false;
   static constexpr int window = 246;
   static constexpr int windows = 3;
+  static constexpr int window_split = 1;
   static constexpr int tile_positions = 176;
   static constexpr int tile_channels = 128;
   static constexpr int columns = 176;
   static constexpr bool groups_share_positions = true;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 224;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 128;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 2;
   static constexpr int taps = 27;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 2;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 47232;
   static constexpr int weight_stages = 2;
@@ -6847,8 +6889,6 @@ struct Numbers {
   static constexpr int raw_slots = 3;
   static constexpr int raw_pitch = 252;
   static constexpr int raw_slot_bytes = 24192;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = false;
@@ -6866,10 +6906,10 @@ struct Numbers {
     return d == 0 && i == 0 ? 0 : d == 1 && i == 0 ? 0 : d == 2 && i == 0 ? 0 : 0;
   }
 };
-__global__ void __launch_bounds__(256)
-onepass_gemm_pack(const __grid_constant__ onepass::GemmPackParameters p) {
-  extern __shared__ __align__(16) unsigned char staged[];
-  onepass::GemmPack<onepass::Convolution, Numbers>{p, staged}.run();
+using Agent = onepass::GemmPack<onepass::Convolution, Numbers>;
+__global__ void __launch_bounds__(256) onepass_gemm_pack(const __grid_constant__ Agent::Parameters p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Agent{p, shared}.run();
 }
 
 }  // namespace block_1_near_f32_gemm_pack
@@ -6879,6 +6919,13 @@ namespace onepass {
 using namespace ::onepass;
 }
 
+struct Product {
+  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+        : "l"(a), "l"(b + 0), "r"(add));
+  }
+};
 namespace onepass {
 
 struct Before {
@@ -6984,42 +7031,37 @@ struct Convolution {
 };
 }  // namespace onepass
 
-struct Product {
-  static __device__ __forceinline__ void run(float (&d)[88], onepass::uint64 a, onepass::uint64 b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, p, 1, 1, 0, 0;}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-        : "l"(a), "l"(b + 0), "r"(add));
-  }
-};
 struct Numbers {
   using Operand = onepass::f16;
   using Product = block_1_near_f32_gemm_wgmma::Product;
   static constexpr float steepness = 1.00000f;
   static constexpr int pitch = 34;
   static constexpr int plane = 1156;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 39304;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 39304;
-  static constexpr int window_split = 1;
+  static constexpr bool boxed = false;
   static constexpr int window = 246;
   static constexpr int windows = 3;
+  static constexpr int window_split = 1;
   static constexpr int tile_positions = 176;
   static constexpr int tile_channels = 128;
   static constexpr int columns = 176;
   static constexpr bool groups_share_positions = true;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 224;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 128;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 2;
   static constexpr int taps = 27;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 2;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 47232;
   static constexpr int weight_stages = 2;
@@ -7031,8 +7073,6 @@ struct Numbers {
   static constexpr int raw_slots = 3;
   static constexpr int raw_pitch = 252;
   static constexpr int raw_slot_bytes = 24192;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = false;
@@ -7052,7 +7092,7 @@ struct Numbers {
 };
 using Agent = onepass::Gemm<onepass::Convolution, onepass::Tail, Numbers>;
 __global__ void __launch_bounds__(384, 1) onepass_gemm_wgmma(const __grid_constant__ Agent::Parameters p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(alignof(Agent::Shared)) unsigned char shared[];
   Agent{p, *reinterpret_cast<Agent::Shared*>(shared)}.run();
 }
 
@@ -7175,29 +7215,31 @@ struct Numbers {
   static constexpr float steepness = 1.00000f;
   static constexpr int pitch = 34;
   static constexpr int plane = 1156;
-  static constexpr bool boxed = false;
+  static constexpr int positions = 39304;
   static constexpr int box_z = 0;
   static constexpr int box_y = 0;
   static constexpr int box_x = 0;
   static constexpr int boxes_y = 1;
   static constexpr int boxes_x = 1;
-  static constexpr int positions = 39304;
-  static constexpr int window_split = 1;
+  static constexpr bool boxed = false;
   static constexpr int window = 246;
   static constexpr int windows = 3;
+  static constexpr int window_split = 1;
   static constexpr int tile_positions = 176;
   static constexpr int tile_channels = 128;
   static constexpr int columns = 176;
   static constexpr bool groups_share_positions = true;
+  static constexpr bool apart = false;
   static constexpr int position_tiles = 224;
   static constexpr int channel_tiles = 1;
   static constexpr int unit_channel_tiles = 1;
   static constexpr int padded_channels = 128;
   static constexpr int chunk_channels = 16;
   static constexpr int chunks = 4;
+  static constexpr int parts = 2;
   static constexpr int taps = 27;
   static constexpr int group_taps = 3;
-  static constexpr int parts = 2;
+  static constexpr int stagger = 0;
   static constexpr int x_stages = 2;
   static constexpr int x_stage_bytes = 47232;
   static constexpr int weight_stages = 2;
@@ -7209,8 +7251,6 @@ struct Numbers {
   static constexpr int raw_slots = 3;
   static constexpr int raw_pitch = 252;
   static constexpr int raw_slot_bytes = 24192;
-  static constexpr bool apart = false;
-  static constexpr int stagger = 0;
   static constexpr int late_vectors = 0;
   static constexpr int late_pitch = 16;
   static constexpr bool rows_are_slabs = false;
@@ -7828,7 +7868,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_bc48127e, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -7915,7 +7955,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_bc48127e, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -8002,7 +8042,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_bc48127e, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -8087,13 +8127,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_62a65381, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_bc48127e, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s61_62a65381"
+_NAMESPACE = "onepass_s61_bc48127e"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

@@ -157,6 +157,8 @@ class Graph:
         for main, other in ((first, second), (second, first)):
             if type(other) in (int, float):
                 yield dataclasses.replace(shift(main, other), mutated=mutated)
+            elif mutated not in (None, main):  # the result is the other tensor, and has its type
+                continue
             elif _are_two(main, other) and not self.per_channel(main):
                 yield Stage("operand", "add", main, (Operand(other, "add"),), mutated)
 
@@ -168,6 +170,8 @@ class Graph:
         for main, other in ((first, second), (second, first)):
             if type(other) in (int, float):
                 yield dataclasses.replace(scale(main, other), mutated=mutated)
+            elif mutated not in (None, main):
+                continue
             elif _are_two(main, other):
                 gate = self._gate(node, main, other)
                 if gate is not None:

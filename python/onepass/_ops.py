@@ -87,7 +87,7 @@ def run_block(
 
     `of_modules`: raises TypeError for tensors of several types, which PyTorch's modules may refuse; on a CPU
     PyTorch's convolution runs where it is faster. `exporting`: torch.export records the call. `settled`: the
-    numbers of parameters that leave the type as it is, scales and shifts of batch norms.
+    numbers of parameters that leave the type as it is, those of batch norms and of operations in place.
     """
     if input.is_cuda:
         if of_modules:

@@ -180,7 +180,7 @@ class _Spec:
     texts: tuple[str, ...]  # of the written stages
     slots: tuple[tuple[int, str], ...]  # of what is given and is an operand: number and operation
     places: tuple[int, ...]  # of the stages of operands
-    settled: tuple[int, ...]  # numbers of the block's parameters that are scales and shifts of batch norms
+    settled: tuple[int, ...]  # numbers of parameters that leave the type as it is
     conv: str | None
     dimensions: tuple[int, int]
     trailing: int  # dimensions of one element that the result keeps
@@ -191,14 +191,13 @@ class _Spec:
 
 def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
     given = [parameter for stage in chain.stages for parameter in stage.given]
-    parameters = [parameter for stage in chain.stages for parameter in stage.parameters]
     keeps = any(stage.keep_dimensions for stage in chain.stages)
     return _Spec(
         text,
         tuple(stage.text for stage in chain.written),
         tuple((i, parameter.op) for i, parameter in enumerate(given) if isinstance(parameter, Operand)),
         tuple(i for i, stage in enumerate(chain.written) if stage.kind == "operand"),
-        tuple(i for i, parameter in enumerate(parameters) if isinstance(parameter, Affine)),
+        _settled(chain),
         chain.stages[0].text if chain.stages[0].kind == "conv" else None,
         chain.dimensions,
         chain.dimensions[0] - 2 if keeps else 0,
@@ -206,6 +205,16 @@ def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
         [stage.kind for stage in chain.written] == ["conv", "affine"],
         original,
     )
+
+
+def _settled(chain: Chain) -> tuple[int, ...]:
+    """Scales and shifts of batch norms, and what is added or multiplied in place."""
+    by_parameter = [
+        isinstance(parameter, Affine) or (stage.kind == "operand" and stage.mutated is stage.main)
+        for stage in chain.stages
+        for parameter in stage.parameters
+    ]
+    return tuple(i for i, settled in enumerate(by_parameter) if settled)
 
 
 @functools.lru_cache(maxsize=4096)

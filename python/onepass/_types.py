@@ -27,7 +27,7 @@ def result_dtype(
 ) -> torch.dtype:
     """The output's type, where `low` is autocast's; raises TypeError for a mixture PyTorch refuses.
 
-    `settled` are the numbers of parameters that leave the type as it is: scales and shifts of batch norms.
+    `settled`: numbers of parameters that leave the type as it is, of batch norms and operations in place.
     """
     for name, tensor in (("input", input), *zip(description.names, parameters)):
         if tensor.dtype not in DTYPES:

@@ -683,3 +683,41 @@ def test_a_model_pickled_after_unfuse_loads_without_onepass(tmp_path: pathlib.Pa
     assert (result.returncode == 0) is unfused, result.stderr
     assert unfused or "onepass_unfuse_before_saving" in result.stderr
     assert "onepass.unfuse" in fuse.__doc__
+
+
+class _InPlace(nn.Module):
+    """An addition or a product in place, whose result has the type of what is written."""
+
+    def __init__(self, norm: nn.Module, how: str) -> None:
+        super().__init__()
+        self.conv, self.norm, self.how = nn.Conv2d(8, 8, 3, padding=1), norm, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.conv(x))
+        if self.how == "out += x":
+            out += x
+        elif self.how == "out *= gate":
+            out *= x[:, :, :1, :1]
+        elif self.how == "out.add_(x)":
+            out.add_(x)
+        elif self.how == "short += out":
+            short = x.bfloat16() * 1
+            short += out.float()
+            out = short
+        else:
+            out = out + x
+        return torch.relu(out)
+
+
+@pytest.mark.parametrize("how", ["out += x", "out *= gate", "out.add_(x)", "short += out", "out + x"])
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d, nn.InstanceNorm2d, lambda channels: nn.GroupNorm(2, channels)]
+)
+def test_operations_in_place_keep_the_type_of_what_is_written(norm: Any, how: str) -> None:
+    model = _InPlace(norm(8), how).eval()
+    fused = fuse(copy.deepcopy(model))
+    x = torch.randn(2, 8, 9, 9)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, found = model(x), fused(x)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=4e-2, atol=4e-2)

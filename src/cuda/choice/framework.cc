@@ -92,10 +92,18 @@ double rate_of(const framework::ThinRates& rates, const Conv& conv) {
   return conv.transposed ? rates.transposed : conv.rank == 3 ? rates.volume : rates.other;
 }
 
+// A convolution whose rate is that of tensors with channels last.
+bool is_wide_last(const Problem& problem) {
+  const Conv& conv = *problem.block.conv();
+  return is_wide(conv) && !conv.transposed && !is_few(conv) && is_channels_last(problem) &&
+         (!is_f32(problem) || problem.rounds_to_tf32());
+}
+
 // Operations a second of PyTorch's convolution on an H200.
 double convolution_rate(const Problem& problem) {
   const Conv& conv = *problem.block.conv();
   if (!is_wide(conv)) return rate_of(framework::thin, conv);
+  if (is_wide_last(problem)) return is_f32(problem) ? framework::wide_last_tf32 : framework::wide_last_short;
   if (!is_f32(problem)) return rate_of(framework::wide_short, conv);
   return problem.rounds_to_tf32() ? rate_of(framework::wide_tf32, conv) : framework::wide_f32;
 }
@@ -108,7 +116,8 @@ double filled_part(const Problem& problem) {
   const double positions = as_double(element_count(sizes)) / as_double(conv.out_channels);
   const double tiles = std::ceil(as_double(conv.out_channels) / framework::tile_channels) *
                        std::ceil(positions / framework::tile_positions);
-  return std::min(1.0, std::sqrt(tiles / gpu_of(problem.device).multiprocessors));
+  const double filled = tiles / gpu_of(problem.device).multiprocessors;
+  return std::min(1.0, is_wide_last(problem) ? std::sqrt(filled) : framework::most_splits * filled);
 }
 
 // A rate of an H200 on the problem's GPU. GPUs differ in the ratio of tensor cores to CUDA cores.
@@ -156,13 +165,6 @@ double grouped_convolution_seconds(const Problem& problem) {
          std::max(operations(problem) / rate, bytes / gpu.bytes_per_second);
 }
 
-// Of a wide convolution whose rate is that of tensors with channels last.
-double wide_copy_seconds(const Problem& problem) {
-  const Conv& conv = *problem.block.conv();
-  if (!is_wide(conv) || conv.transposed || is_few(conv) || is_channels_last(problem)) return 0;
-  return copy_seconds(problem, moved_elements(problem) * as_double(byte_size(problem.input.dtype)));
-}
-
 double dense_convolution_seconds(const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
   const double rate = on_gpu(problem, convolution_rate(problem)) * filled_part(problem);
@@ -171,7 +173,6 @@ double dense_convolution_seconds(const Problem& problem) {
   // to 8 channels (9 M) take 76.
   const bool is_copied = !is_wide(*problem.block.conv()) && elements > framework::copied_elements;
   return (is_copied ? framework::thin_launch_seconds : framework::launch_seconds) +
-         wide_copy_seconds(problem) +
          std::max(operations(problem) / rate, (is_copied ? 2 : 1) * elements *
                                                   as_double(byte_size(problem.input.dtype)) /
                                                   gpu.bytes_per_second);

@@ -29,19 +29,23 @@ inline constexpr double short_copy_share = 0.5;
 // Thin convolutions of fewer elements, input and output together, are not copied.
 inline constexpr double copied_elements = 1e5;
 
-// Wide convolutions without groups. Ordinary ones are of tensors with channels last, in which cuDNN computes
-// (2026-11-17, cudnn.benchmark): 34 layers of a VAE decoder and 84 of a diffusion U-Net with 128 to 1024
-// channels run at 585 to 810 TFLOP/s in 16 bits where they fill the GPU. In tf32 the layers of the benchmark
-// run at 210 to 350. Contiguous tensors are copied besides.
-// The other rates (2026-11-15) are of contiguous tensors with their copies. Volumes of 32 channels run at 80
-// in tf32 and 118 in 16 bits. Transposed ones of 64 channels and more (s19, s61) run at 92 and 126, of 64 to
-// 32 channels at 8 and 5.
+// Wide convolutions without groups, of contiguous tensors with their copies (2026-11-15). Layers of U-Nets
+// and decoders with 128 to 2560 channels run at 110 to 250 TFLOP/s in tf32 and 230 to 430 in 16 bits. Volumes
+// of 32 channels run at 80 and 118. Transposed ones of 64 channels and more (s19, s61) run at 92 and 126, of
+// 64 to 32 channels at 8 and 5.
 struct WideRates {
   double ordinary, ordinary_few, transposed, transposed_few;
 };
-inline constexpr WideRates wide_tf32{300e12, 80e12, 95e12, 8e12};
-inline constexpr WideRates wide_short{780e12, 118e12, 130e12, 5e12};
+inline constexpr WideRates wide_tf32{200e12, 80e12, 95e12, 8e12};
+inline constexpr WideRates wide_short{340e12, 118e12, 130e12, 5e12};
 inline constexpr double wide_f32 = 45e12;
+// Ordinary ones with channels last, in which cuDNN computes (2026-11-17, cudnn.benchmark). 34 layers of a VAE
+// decoder and 84 of a diffusion U-Net with 128 to 1024 channels run at 585 to 810 TFLOP/s in 16 bits where
+// they fill the GPU; layers of the benchmark at 210 to 350 in tf32. Taking 780 and the copies of x and y for
+// contiguous tensors leaves out those of weights: 155 and 30 us were predicted where 300 were measured (2560
+// to 1280 channels at 16x16).
+inline constexpr double wide_last_tf32 = 300e12;
+inline constexpr double wide_last_short = 780e12;
 
 // Thin convolutions without groups (2026-11-15). s27 (3 to 16 channels in three dimensions) runs at 21
 // TFLOP/s, s60, a transposed one, at 2.3. Two-dimensional ones run at 14 (8 to 8 channels, kernel 5) to 25 (8
@@ -54,11 +58,14 @@ inline constexpr ThinRates thin{2.3e12, 21e12, 20e12};
 // the best settings. Without cudnn.benchmark s27's take 130 ms.
 inline constexpr ThinRates thin_backward{1.7e12, 9e12, 60e12};
 
-// A wide convolution runs in tiles of 128 channels by 128 positions. Where tiles are fewer than the GPU's
-// multiprocessors, it takes smaller tiles or splits sums: the rate falls with the root of the filled part
-// (2026-11-17). In bf16 8, 32 and 64 tiles are predicted to take 11, 18 and 14 us and take 11, 16 and 16.
+// A wide convolution runs in tiles of 128 channels by 128 positions. Contiguous, it splits sums where tiles
+// are few (2026-11-15): two samples of 320 channels at 8^3, 24 tiles, take 65 us in tf32 and 40 in bf16, two
+// to three times as long as at the full rate. With channels last the rate falls with the root of the filled
+// part (2026-11-17): in bf16 8, 32 and 64 tiles are predicted to take 11, 18 and 14 us and take 11, 16
+// and 16.
 inline constexpr double tile_channels = 128;
 inline constexpr double tile_positions = 128;
+inline constexpr double most_splits = 2.5;
 
 // Convolutions in groups of c channels, the rate per sqrt(c) (2026-11-17, ten layers of 16 to 112 channels a
 // group). In 16 bits with channels last 45 to 49 TFLOP/s for 16 channels, 77 to 157 for 32, 24 to 185 for

@@ -398,7 +398,10 @@ def content_of(jobs: list[Job], seconds: float, turn: Turn) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         **turn.content(passed),
         "failures": [job.title() for job in failed],
-        "words": {job.title(): job.words.replace(f"{ROOT}/", "")[:4000] if job.failed else "not run in time" for job in failed},
+        "words": {
+            job.title(): job.words.replace(f"{ROOT}/", "")[:4000] if job.failed else "not run in time"
+            for job in failed
+        },
         **{suite: summary(suite, jobs) for suite in SUITES},
     }
 

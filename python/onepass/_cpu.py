@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass._conv_gradients import format_of
-from onepass._description import Conv, Description, describe
+from onepass._description import Conv, describe
 
+T = TypeVar("T")
 _MODES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _MARGIN = 0.9  # predictions are off by so much: PyTorch's convolution runs where it is clearly faster
 
@@ -35,8 +37,14 @@ _X86 = {
     "bf16": {"wide": 200e9, "thin": 50e9, "tap": 150e9},
 }
 _WIDE = 48
-_PACKED = 1.2e-9  # seconds a weight, as in compiling/costs.py: what plans leave out of packing in each call
-_CALL = 5e-6  # of an operator, on the host
+# The library packs the weights in each call. Its plans count a part of that: 1 to 1.5 ns a weight are left.
+PACKED = 1.2e-9
+CALL = 5e-6  # of an operator or a loop, on the host
+
+
+def on_core(arm: T, x86: T) -> T:
+    """The rates of this processor."""
+    return arm if platform.machine() in ("aarch64", "arm64") else x86
 
 
 def leaves_convolution(block: str, input: Tensor) -> bool:
@@ -67,8 +75,8 @@ def is_left(
             tail = predicted(description.tail, description.conv_output_shape(sizes), *how)
     except ValueError:  # sizes that the block does not take: the operator says so
         return False
-    whole += _CALL + _PACKED * _weights(conv)
-    return 2 * _CALL + _convolution(description, sizes, mode) / threads + tail < whole * _MARGIN
+    whole += CALL + PACKED * conv.weights
+    return 2 * CALL + _convolution(conv, sizes, mode) / threads + tail < whole * _MARGIN
 
 
 def _is_measured(conv: Conv) -> bool:
@@ -76,17 +84,9 @@ def _is_measured(conv: Conv) -> bool:
     return conv.rank < 3 and conv.groups == 1 and not conv.transposed
 
 
-def _convolution(description: Description, sizes: Sequence[int], mode: str) -> float:
+def _convolution(conv: Conv, sizes: Sequence[int], mode: str) -> float:
     """Seconds of PyTorch's convolution on one core."""
-    conv = description.conv
-    rates = (_ARM if platform.machine() in ("aarch64", "arm64") else _X86)[mode]
+    rates = on_core(_ARM, _X86)[mode]
     kind = "wide" if min(conv.in_channels, conv.out_channels) >= _WIDE else "thin"
     kind = "tap" if kind == "wide" and max(conv.kernel) == 1 else kind
-    batch, _, *spatial = description.conv_output_shape(sizes)
-    positions = functools.reduce(int.__mul__, spatial, batch)
-    return 2 * positions * _weights(conv) / rates[kind]
-
-
-def _weights(conv: Conv) -> int:
-    taps = functools.reduce(int.__mul__, conv.kernel, 1)
-    return conv.in_channels * conv.out_channels // conv.groups * taps
+    return 2 * conv.multiply_adds(sizes) / rates[kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -39,6 +40,18 @@ class Conv:
         if self.transposed:
             return (size - 1) * self.stride[dimension] + span + self.output_padding[dimension] - padding
         return (size + padding - span) // self.stride[dimension] + 1
+
+    @property
+    def weights(self) -> int:
+        """How many there are."""
+        return self.in_channels * self.out_channels // self.groups * math.prod(self.kernel)
+
+    def multiply_adds(self, sizes: Sequence[int]) -> int:
+        """Each position of the coarser side with each tap and each pair of a group's channels."""
+        spatial = sizes[2:]
+        if not self.transposed:
+            spatial = [self.output_size(d, size) for d, size in enumerate(spatial)]
+        return sizes[0] * math.prod(spatial) * self.weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_text import MODEL
 from torch import Tensor, nn
 
 from onepass import _command_line, _output_file, available, optimize, unavailable_reason
@@ -26,26 +27,6 @@ from onepass.optimizing.measure import Timing
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
-
-MODEL = """
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.conv = nn.Conv2d(3, channels, 3, padding=1)
-        self.norm = nn.GroupNorm(4, channels)
-
-    def forward(self, x):
-        return nn.functional.hardswish(self.norm(nn.functional.silu(self.conv(x))))
-
-def get_inputs():
-    return [torch.rand(6, 3, 20, 20)]
-
-def get_init_inputs():
-    return [8]
-"""
 
 needs_library = pytest.mark.skipif(not available(), reason=str(unavailable_reason()))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_text import MODEL
 from rich.cells import cell_len
 from torch import nn
 
@@ -286,27 +287,6 @@ def test_the_backend_may_round_as_inductor_does_and_fuse_may_not() -> None:
     assert study._why_wrong(Row("onepass backend", checks=far), [check(1e-6)], rule)
     assert variants.rival_of("onepass backend graphs nhwc") == "compile graphs nhwc"
     assert variants.rival_of("onepass fuse") is None
-
-
-MODEL = """
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.conv = nn.Conv2d(3, channels, 3, padding=1)
-        self.norm = nn.GroupNorm(4, channels)
-
-    def forward(self, x):
-        return nn.functional.hardswish(self.norm(nn.functional.silu(self.conv(x))))
-
-def get_inputs():
-    return [torch.rand(6, 3, 20, 20)]
-
-def get_init_inputs():
-    return [8]
-"""
 
 
 @needs_library

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import platform
 from collections.abc import Sequence
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onepass._cpu import CALL, PACKED, on_core
 from onepass._description import Conv, Description, Mean, Norm, Pointwise, describe
 
 LAYOUTS = ("nchw", "nhwc")
@@ -122,27 +122,24 @@ _X86 = {
     **{"cheap": 0.15e-9, "exp": 0.5e-9, "norm": 0.4e-9, "short norm": 0.8e-9},
     **{"norm backward": 0.6e-9, "norm backward, nhwc": 1.2e-9, "weight": 0.6e-9},
 }
-# The library packs the weights in each call. Its plans count a part of that: 1 to 1.5 ns a weight are left.
-_PACKED = 1.2e-9
 
 
 class _Cpu:
     """Rates of one core: PyTorch's convolutions and Inductor's loops, PyTorch 2.11."""
 
-    _CALL = 5e-6  # of a loop or an operator, on the host
     BYTES_PER_SECOND = 20e9
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.rates = _ARM if platform.machine() in ("aarch64", "arm64") else _X86
+        self.rates = on_core(_ARM, _X86)
         self.bytes_per_second = self.BYTES_PER_SECOND
 
     def ours(self, block: str, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str) -> float:
         question, operators = self.question, torch.ops.onepass
         how = (block, sizes, question.mode, layout, "cpu", question.threads)
-        seconds = self._CALL + operators.predicted_seconds(*how)
+        seconds = CALL + operators.predicted_seconds(*how)
         if any(wanted):
-            seconds += self._CALL + operators.predicted_backward_seconds(*how, wanted)
+            seconds += CALL + operators.predicted_backward_seconds(*how, wanted)
         return seconds
 
     def whole(self, layout: str) -> float:
@@ -150,7 +147,7 @@ class _Cpu:
         description = describe(question.block)
         how = (question.mode, layout, "cpu", question.threads)
         products = 1 + sum(question.wanted[:2])
-        seconds = self._CALL + products * _PACKED * _weights(description.conv)
+        seconds = CALL + products * PACKED * description.conv.weights
         seconds += operators.predicted_seconds(question.block, question.sizes, *how)
         if not any(question.wanted):
             return seconds
@@ -163,15 +160,15 @@ class _Cpu:
         if any(question.wanted[:count]):
             wanted = question.wanted[:count]
             seconds += operators.predicted_backward_seconds(conv, question.sizes, *how, wanted)
-        return seconds + self._CALL
+        return seconds + CALL
 
     def convolution(self, conv: Conv, layout: str) -> float:
-        operations = 2 * _multiply_adds(conv, self.question.sizes)
+        operations = 2 * conv.multiply_adds(self.question.sizes)
         products = 1 + sum(self.question.wanted[:2])
         seconds = operations / self.rates[self._kind(conv)]
         if math.prod(conv.kernel) > 1:  # the weights are laid out anew in each call
-            seconds += self.rates["weight"] * _weights(conv)
-        return self._CALL + products * seconds / self.question.threads
+            seconds += self.rates["weight"] * conv.weights
+        return CALL + products * seconds / self.question.threads
 
     @staticmethod
     def _kind(conv: Conv) -> str:
@@ -193,7 +190,7 @@ class _Cpu:
             loops = 2 * loops + 1
         moved = loops + 1 - int(self.question.fused_input)
         traffic = self.question.item_bytes * moved / self.bytes_per_second
-        return loops * self._CALL + elements * (seconds + traffic) / self.question.threads
+        return loops * CALL + elements * (seconds + traffic) / self.question.threads
 
     def _per_element(self, stage: object, channels: int, trains: bool, layout: str) -> float:
         """Seconds of one stage, with its derivative where gradients are wanted."""
@@ -272,13 +269,3 @@ class _Gpu:
             kernels += passes + 1
         moved = first / self._STATISTICS + second / self._LOOPS
         return kernels * self._LAUNCH + moved * size / self.bytes_per_second
-
-
-def _weights(conv: Conv) -> float:
-    return conv.in_channels * conv.out_channels / conv.groups * math.prod(conv.kernel)
-
-
-def _multiply_adds(conv: Conv, sizes: Sequence[int]) -> float:
-    """Of one product: each position of the coarser side with each tap and each pair of a group's channels."""
-    spatial = sizes[2:] if conv.transposed else [conv.output_size(d, s) for d, s in enumerate(sizes[2:])]
-    return sizes[0] * math.prod(spatial) * _weights(conv)

@@ -28,6 +28,13 @@ def format_of(sizes: Sequence[Any], strides: Sequence[Any]) -> torch.memory_form
     return torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
 
 
+def format_named(layout: str, dimensions: int) -> torch.memory_format:
+    """Of "nchw" or "nhwc", for a tensor of so many dimensions."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    plain = torch.contiguous_format
+    return formats.get(dimensions, plain) if layout == "nhwc" else plain
+
+
 def _is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     if len(sizes) not in (4, 5) or strides[1] == 0:
         return False

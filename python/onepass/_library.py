@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import pathlib
 
@@ -65,6 +67,15 @@ def unavailable_reason() -> str | None:
         ready
     """
     return _reason
+
+
+@functools.cache
+def content_hash() -> str:
+    """Of the compiled operators and of the package's sources: what compiled graphs and times depend on."""
+    digest = hashlib.sha256()
+    for path in (PATH, *sorted(PATH.parent.rglob("*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def has_cpu_kernels() -> bool:

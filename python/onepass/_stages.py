@@ -401,7 +401,7 @@ _NAMED: dict[str, Callable[..., Stage]] = {
     "mean": _mean,
 }
 
-_CONV_FUNCTIONS = {
+CONV_FUNCTIONS = {
     getattr(F, f"conv{'_transpose' if writer.transposed else ''}{writer.rank}d"): writer
     for writer in CONV_TYPES.values()
 }
@@ -453,8 +453,8 @@ def function_reader(target: Any, shape_of: ShapeOf) -> Callable[..., Stage]:
     """
     if target in (F.prelu, torch.prelu, "prelu"):
         return lambda input, weight: _prelu(input, weight, shape_of(weight)[0])
-    if target in _CONV_FUNCTIONS:
-        return _conv_function(_CONV_FUNCTIONS[target], shape_of)
+    if target in CONV_FUNCTIONS:
+        return _conv_function(CONV_FUNCTIONS[target], shape_of)
     if target in _FUNCTIONS:
         return _FUNCTIONS[target]
     name = target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onepass import _cuda, _numerics
-from onepass.compiling import building, operators, policy
-from onepass.compiling.rewrite import Rewriting
+from onepass._description import describe
+from onepass.compiling import building, measuring, operators, policy
+from onepass.compiling.parts import Part, predicted
+from onepass.compiling.rewrite import Kept, Rewriting
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +94,7 @@ def test_a_convolution_that_is_pytorchs_stays_in_the_graph() -> None:
     finally:
         torch.set_autocast_enabled("cuda", False)
     assert all(torch.float16 in decision.segment.types for decision in plan.decisions)
-    assert all(decision.kept.skipped == 1 for decision in plan.decisions if decision.kept)
+    assert all(decision.kept.after_convolution for decision in plan.decisions if decision.kept)
     assert sum("conv2d" in call for call in calls) == 3 and plan.layout is None
     assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
 
@@ -130,7 +132,7 @@ def test_kernels_of_kept_chains_are_built_side_by_side(monkeypatch: pytest.Monke
     model = network(torch.bfloat16)
     x = torch.empty(4, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
     plan, _, _ = planned(model, x, "all")
-    wanted = building.kernels_of(plan)
+    wanted = building.kernels_of(policy.parts_of(plan))
     assert len(set(wanted)) == len(wanted) == 6  # of three blocks, forward and backward
     meeting = threading.Barrier(2, timeout=60)  # broken where one kernel waits for another
     built: list[building.Kernels] = []
@@ -142,7 +144,7 @@ def test_kernels_of_kept_chains_are_built_side_by_side(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(building, "_build", build)
     monkeypatch.setattr(building.os, "cpu_count", lambda: 2)
-    with building.ahead(plan):
+    with building.ahead(policy.parts_of(plan)):
         pass
     assert set(built) == set(wanted)
 
@@ -157,7 +159,7 @@ def test_what_is_built_ahead_is_what_a_call_plans(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         building.torch.ops.onepass, "cuda_explain", lambda *how: explained.append(explain(*how))
     )
-    with building.ahead(plan):
+    with building.ahead(policy.parts_of(plan)):
         pass
     assert len(explained) == 3 and all("predicted" in text for text in explained)
 
@@ -169,11 +171,79 @@ def test_symbolic_sizes_keep_whole_blocks_in_fp32(monkeypatch: pytest.MonkeyPatc
     torch._dynamo.mark_dynamic(x, 0)
     with torch.no_grad():
         plan, result, _ = planned(network(torch.float32), x, "all")
-    whole = [d.kept for d in plan.decisions if d.kept and not d.kept.skipped]
+    whole = [d.kept for d in plan.decisions if d.kept and not d.kept.after_convolution]
     assert whole and all(kept.forward_words == "near_f32" for kept in whole)
     assert result.shape == (4, 16, 64, 64)
     x = torch.empty(4, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
     torch._dynamo.mark_dynamic(x, 0)
     with torch.no_grad():
         plan, _, _ = planned(network(torch.bfloat16), x, "all")
-    assert any(d.kept and not d.kept.skipped for d in plan.decisions)
+    assert any(d.kept and not d.kept.after_convolution for d in plan.decisions)
+
+
+def test_a_bias_moves_behind_the_convolution_that_stays() -> None:
+    """Inductor adds it in the next loop; the operator is none, so it adds the bias itself."""
+    model = network(torch.bfloat16)
+    x = torch.empty(4, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
+    segments: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        rewriting = Rewriting(module)
+        segments.extend(rewriting.segments)
+        kept = [Kept(f"channel_add | {describe(s.block).tail}", True, True) for s in segments]
+        rewriting.apply(kept)
+        convs = [n for n in module.graph.nodes if "conv2d" in str(n.target)]
+        assert [n.args[2] for n in convs] == [None] * 3
+        chains = [n.args[2] for n in module.graph.nodes if "onepass.chain" in str(n.target)]
+        assert chains == [*["channel_add | group_norm(4) | swish"] * 2, "channel_add | residual_add"]
+        return module.forward
+
+    with torch.no_grad():
+        result, wanted = torch.compile(model, backend=backend)(x), model(x)
+    assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype) and len(segments) == 3
+
+
+def test_a_plan_is_made_anew_with_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was predicted to be fast and is not is left to Inductor; each part is timed once."""
+    timed: list[Part] = []
+
+    def seconds_of(parts: Sequence[Part]) -> dict[Part, float]:
+        timed.extend(parts)
+        slow = {"onepass": 3.0, "pytorch": 1.0, "inductor": 1.0}
+        return {part: slow[part.by] * predicted(part) for part in parts}
+
+    monkeypatch.setattr(measuring, "seconds_of", seconds_of)
+    x = torch.empty(16, 3, 256, 256, device="cuda", dtype=torch.bfloat16)
+
+    def plan_of(measure: bool) -> policy.Plan:
+        found: list[policy.Plan] = []
+
+        def backend(module: Any, inputs: Any) -> Any:
+            found.append(policy.plan(Rewriting(module).segments, "faster", None, measure))
+            return module.forward
+
+        torch._dynamo.reset()
+        with torch.no_grad():
+            torch.compile(network(torch.bfloat16), backend=backend)(x)
+        return found[0]
+
+    assert any(decision.kept for decision in plan_of(False).decisions) and not timed
+    assert not any(decision.kept for decision in plan_of(True).decisions)
+    assert timed and len(set(timed)) == len(timed) and {part.by for part in timed} >= {"onepass", "inductor"}
+
+
+def test_autocast_rounds_what_convolutions_alone_read() -> None:
+    """A norm's result is fp32 under autocast; where only convolutions read it, it is written in 16 bits."""
+    model = network(torch.float32)
+    x = torch.empty(4, 3, 64, 64, device="cuda")
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast wants a GPU
+    try:
+        with torch.no_grad():
+            plan, result, _ = planned(model, x, "all")
+            wanted = model(x)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    written = [decision.segment.out_dtype for decision in plan.decisions]
+    # The first is also added to the result; the second is what the last convolution reads.
+    assert written == [torch.float32, torch.float16, torch.float32]
+    assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)

@@ -1,4 +1,4 @@
-"""Compiles the kernels of kept chains side by side, while Inductor is at work, for their first calls."""
+"""Compiles the kernels of parts side by side: before they are timed, or while Inductor is at work."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
-from onepass import _numerics
-from onepass._description import describe
-from onepass.compiling import policy
-from onepass.compiling.policy import Decision, Plan
+from onepass.compiling.parts import Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,34 +25,22 @@ class Kernels:
     backward: bool
 
 
-def kernels_of(plan: Plan) -> list[Kernels]:
-    """What the kept chains of a GPU run, each once. Those of mixed types are built at their first call."""
+def kernels_of(parts: Iterable[Part]) -> list[Kernels]:
+    """What the parts run of this library's, each once. Those of mixed types are built at their first call."""
     found: dict[Kernels, None] = {}
-    for decision in plan.decisions:
-        segment = decision.segment
-        if decision.kept and segment.input.device.type == "cuda" and len(segment.types) == 1:
-            found |= dict.fromkeys(_of(decision, plan.layout))
+    for part in parts:
+        if part.by != "onepass" or not part.has_one_type or not part.device.startswith("cuda"):
+            continue
+        for backward in (False, True) if any(part.wanted) else (False,):
+            place = (part.layout, part.device, backward)
+            found[Kernels(part.block, part.input.sizes, part.modes[backward], *place)] = None
     return list(found)
 
 
-def _of(decision: Decision, layout: str | None) -> Iterator[Kernels]:
-    segment, kept = decision.segment, decision.kept
-    assert kept is not None
-    description, sizes = describe(segment.block), policy.hints(segment.input.shape)
-    assert sizes is not None  # it was predicted
-    block = segment.block
-    if kept.skipped:
-        block, sizes = description.tail, tuple(description.conv_output_shape(sizes))
-    place = (layout or policy.layout_of(segment.input), policy.device_text(segment.input.device))
-    yield Kernels(block, sizes, _numerics.mode_of(segment.input.dtype, kept.forward_words), *place, False)
-    if segment.trains:
-        yield Kernels(block, sizes, _numerics.mode_of(segment.input.dtype, kept.backward_words), *place, True)
-
-
 @contextlib.contextmanager
-def ahead(plan: Plan) -> Iterator[None]:
+def ahead(parts: Iterable[Part]) -> Iterator[None]:
     """Builds in threads from here on; leaving waits for them."""
-    wanted = kernels_of(plan)
+    wanted = kernels_of(parts)
     if not wanted:
         yield
         return

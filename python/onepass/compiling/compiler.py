@@ -10,7 +10,7 @@ from torch import fx
 from onepass import _fallback, _library, _numerics
 from onepass.compiling import building, policy
 
-_OWN_OPTIONS = {"onepass.keep": "faster", "onepass.numerics": None}
+_OWN_OPTIONS = {"onepass.keep": "faster", "onepass.numerics": None, "onepass.measure": True}
 
 
 def compile_graph(
@@ -27,7 +27,7 @@ def compile_graph(
     if isinstance(plan, str):
         _fallback.warn(f"the model is compiled by Inductor alone: {plan}")
         return compile_fx(module, inputs, config_patches=patches)
-    with building.ahead(plan):
+    with building.ahead(policy.parts_of(plan)):
         return compile_fx(module, inputs, config_patches=patches)
 
 
@@ -37,6 +37,8 @@ def _check(own: dict[str, Any]) -> None:
         raise ValueError(f'"onepass.keep" is {own["onepass.keep"]!r}, must be one of {accepted}')
     if own["onepass.numerics"] is not None:
         _numerics.checked(own["onepass.numerics"])
+    if not isinstance(own["onepass.measure"], bool):
+        raise ValueError(f'"onepass.measure" is {own["onepass.measure"]!r}, must be True or False')
 
 
 def _rewrite(module: fx.GraphModule, own: dict[str, Any], patches: dict[str, Any]) -> policy.Plan | str:
@@ -53,7 +55,7 @@ def _rewrite(module: fx.GraphModule, own: dict[str, Any], patches: dict[str, Any
         theirs = patches.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
         lowering.install()
         rewriting = Rewriting(module)
-        plan = policy.plan(rewriting.segments, own["onepass.keep"], own["onepass.numerics"])
+        plan = policy.plan(rewriting.segments, *(own[name] for name in _OWN_OPTIONS))
         record.remember(module, plan)
     except (ImportError, AttributeError, TypeError) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,6 +1,7 @@
-"""Predicted seconds of a chain: by this library's kernels, from its plans, and by Inductor's.
+"""Seconds of a chain: by this library's kernels, and by Inductor's.
 
-Inductor's are those of PyTorch's convolution and of its own loops: bytes and operations over measured rates.
+Inductor's are those of PyTorch's convolution and of its own loops. Loops are bytes over measured rates. On a
+GPU what runs by itself is a part: its time is the measured one where there is one, else predicted.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onepass import _numerics
 from onepass._cpu import CALL, PACKED, on_core
 from onepass._description import Conv, Description, Mean, Norm, Pointwise, describe
+from onepass.compiling import parts
+from onepass.compiling.parts import Given, Part
 
 LAYOUTS = ("nchw", "nhwc")
 _CHEAP = (
@@ -36,49 +40,89 @@ class Question:
     """A chain as a cost is asked of it: all of it hashable, sizes as they are or as Dynamo has seen them."""
 
     block: str
-    sizes: tuple[int, ...]
-    mode: str  # element type and numerics, as in a problem string
-    item_bytes: int
+    input: Given
+    parameters: tuple[Given, ...]
+    convolved: torch.dtype  # of what the convolution gives: autocast may lower it; else the input's
+    out_dtype: torch.dtype
+    words: tuple[str, str] | None  # of the numerics, forward and backward; None where it cannot run whole
+    tail_words: tuple[str, str]
     device: str
     threads: int
     wanted: tuple[bool, ...]  # gradients of the input and of each parameter; empty without training
     fused_input: bool  # Inductor would compute the input in the same loop
     fused_users: bool  # Inductor would compute what reads the result in the same loop
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the input."""
+        return self.input.sizes
+
+    @property
+    def mode(self) -> str:
+        """Element type and numerics, as in a problem string."""
+        return _numerics.mode_of(self.input.dtype, (self.words or self.tail_words)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a chain can run: the seconds, infinite where it is not possible, and the parts that they are of."""
+
+    seconds: float
+    parts: tuple[Part, ...] = ()
+
+
+_NONE = Way(math.inf)
+
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Seconds of the ways to run a chain in one layout; infinite where a way is not possible."""
+    """The ways to run a chain in one layout."""
 
-    whole: float  # one operator, convolution and all
-    tail: float  # PyTorch's convolution, then one operator; of a chain without a convolution, `whole`
-    inductor: float  # all of it left to Inductor
+    whole: Way  # one operator, convolution and all
+    tail: Way  # PyTorch's convolution, then one operator; of a chain without a convolution, `whole`
+    inductor: Way  # all of it left to Inductor
+
+
+def costs(question: Question, layout: str, known: Mapping[Part, float] | None = None) -> Costs:
+    """All ways, forward and wanted gradients together. `known` are measured seconds."""
+    with _disable_current_modes():  # those of a compiler at work
+        if question.device == "cpu":
+            return _costs_on_cpu(question, layout)
+        return _Gpu(question, layout, known or {}).costs()
 
 
 @functools.lru_cache(maxsize=8192)
-def costs(question: Question, layout: str) -> Costs:
-    """The seconds of all ways, forward and wanted gradients together."""
-    with _disable_current_modes():  # those of a compiler at work
-        return _costs(question, layout)
-
-
-def _costs(question: Question, layout: str) -> Costs:
-    description = describe(question.block)
-    device = _Cpu(question) if question.device == "cpu" else _Gpu(question)
-    between = (
-        2 * _output_bytes(question, description) / device.bytes_per_second if question.fused_users else 0.0
-    )
+def _costs_on_cpu(question: Question, layout: str) -> Costs:
+    description, device = describe(question.block), _Cpu(question)
+    between = _between(question, device.bytes_per_second)
     if description.conv is None:
-        ours = device.ours(question.block, question.sizes, question.wanted, layout) + between
-        return Costs(ours, ours, device.loops(description, question.sizes, question.wanted, layout))
+        ours = Way(device.ours(question.block, question.sizes, question.wanted, layout) + between)
+        return Costs(ours, ours, Way(device.loops(description, question.sizes, question.wanted, layout)))
     conv = device.convolution(description.conv, layout)
-    whole = device.whole(layout) + between
+    whole = Way(device.whole(layout) + between)
     if description.after_conv is None:
-        return Costs(whole, math.inf, conv)
+        return Costs(whole, _NONE, Way(conv))
     sizes = tuple(description.conv_output_shape(question.sizes))
     wanted = _tail_wanted(description, question.wanted)
-    tail = device.ours(description.tail, sizes, wanted, layout) + between
-    return Costs(whole, conv + tail, conv + device.loops(description.after_conv, sizes, wanted, layout))
+    tail = Way(conv + device.ours(description.tail, sizes, wanted, layout) + between)
+    loops = device.loops(description.after_conv, sizes, wanted, layout)
+    return Costs(whole, tail, Way(conv + loops))
+
+
+def adds_bias(question: Question) -> bool:
+    """Whether an operator that follows PyTorch's convolution adds its bias.
+
+    Inductor takes biases out of cuDNN's convolutions and adds them in the loop that follows. The operator is
+    no loop: a bias would cost a pass over the tensor.
+    """
+    conv = describe(question.block).conv
+    return question.device != "cpu" and conv is not None and conv.bias
+
+
+def tail_of(question: Question) -> str:
+    """The block of the operator that follows PyTorch's convolution."""
+    tail = describe(question.block).tail
+    return f"channel_add | {tail}" if adds_bias(question) else tail
 
 
 def bytes_per_second(device: str) -> float:
@@ -97,8 +141,11 @@ def _tail_wanted(description: Description, wanted: tuple[bool, ...]) -> tuple[bo
     return any(wanted[:count]), *wanted[count:]
 
 
-def _output_bytes(question: Question, description: Description) -> float:
-    return math.prod(description.output_shape(question.sizes)) * question.item_bytes
+def _between(question: Question, bytes_per_second: float) -> float:
+    """Seconds of writing the result and reading it again, where Inductor would not: loops read it."""
+    elements = math.prod(describe(question.block).output_shape(question.sizes))
+    moved = 2 * elements * question.out_dtype.itemsize
+    return moved / bytes_per_second if question.fused_users else 0.0
 
 
 # Rates of one core: operations a second of PyTorch's convolutions in channels last, as Inductor lays them
@@ -189,7 +236,7 @@ class _Cpu:
         if trains:
             loops = 2 * loops + 1
         moved = loops + 1 - int(self.question.fused_input)
-        traffic = self.question.item_bytes * moved / self.bytes_per_second
+        traffic = self.question.input.dtype.itemsize * moved / self.bytes_per_second
         return loops * CALL + elements * (seconds + traffic) / self.question.threads
 
     def _per_element(self, stage: object, channels: int, trains: bool, layout: str) -> float:
@@ -207,65 +254,66 @@ class _Cpu:
 
 
 class _Gpu:
-    """A GPU, or the typical GPU of a named architecture.
+    """A GPU, or the typical GPU of a named architecture."""
 
-    Rates of Inductor's loops are shares of a large copy's (H200, PyTorch 2.11, 2026-11-17). Loops that write
-    reach 0.8 to 0.9 of it, passes over a tensor for its statistics 0.35 to 0.85. Both take as long for 16
-    bits as for fp32, or up to a quarter less: elements count, not bytes.
-    """
-
-    _LAUNCH = 3e-6  # of a kernel in a stream of kernels
-    _LOOPS = 0.88
-    _STATISTICS = 0.6
-    _SHORT_BYTES = 3.5  # that an element of 16 bits counts for
-    _IN_REGISTERS = 4096  # elements of a slab that Inductor reads once: a persistent reduction
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
+    def __init__(self, question: Question, layout: str, known: Mapping[Part, float]) -> None:
+        self.question, self.layout, self.known = question, layout, known
         self.bytes_per_second = torch.ops.onepass.cuda_bytes_per_second(question.device)
 
-    def ours(self, block: str, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str) -> float:
-        question, operators = self.question, torch.ops.onepass
-        mode = question.mode if not question.mode.startswith(("tf32", "near_f32")) else "f32"
-        how = (block, sizes, mode, layout, question.device, 1)
-        seconds = operators.predicted_seconds(*how)
-        if any(wanted):
-            seconds += operators.predicted_backward_seconds(*how, wanted)
-        return seconds
+    def costs(self) -> Costs:
+        question = self.question
+        description = describe(question.block)
+        between = _between(question, self.bytes_per_second)
+        whole = _NONE if question.words is None else self._way(between, self._whole(question.words))
+        if description.conv is None:
+            loops = self._loops(description, question.input, question.wanted)
+            return Costs(whole, whole, self._way(-self._joined(loops), loops))
+        conv = self._convolution(description.conv)
+        if description.after_conv is None:
+            return Costs(whole, _NONE, self._way(0.0, conv))
+        given = Given(tuple(description.conv_output_shape(question.sizes)), question.convolved)
+        wanted = _tail_wanted(description, question.wanted)
+        tail = self._way(between, conv, self._tail(given))
+        loops = self._loops(description.after_conv, given, wanted)
+        return Costs(whole, tail, self._way(0.0, conv, loops))
 
-    def whole(self, layout: str) -> float:
-        question, operators = self.question, torch.ops.onepass
-        how = (question.block, question.sizes, question.mode, layout, question.device, 1)
-        seconds = operators.predicted_seconds(*how)
-        if any(question.wanted):
-            seconds += operators.predicted_backward_seconds(*how, question.wanted)
-        return seconds
+    def _way(self, seconds: float, *used: Part) -> Way:
+        for part in used:
+            seconds += self.known[part] if part in self.known else parts.predicted(part)
+        return Way(seconds, used)
 
-    def convolution(self, conv: Conv, layout: str) -> float:
-        question, operators = self.question, torch.ops.onepass
-        how = (conv.text, question.sizes, question.mode, layout, question.device)
-        seconds = operators.cuda_framework_seconds(*how)
-        count = 2 + int(conv.bias)
-        if any(question.wanted[:count]):
-            seconds += operators.cuda_framework_backward_seconds(*how, question.wanted[:count])
-        return seconds
+    def _whole(self, words: tuple[str, str]) -> Part:
+        question = self.question
+        tensors = (question.input, question.parameters, question.out_dtype, question.wanted)
+        return Part(question.block, "onepass", words, *tensors, self.layout, question.device)
 
-    def loops(
-        self, description: Description, sizes: Sequence[int], wanted: tuple[bool, ...], layout: str
-    ) -> float:
-        elements, item = math.prod(sizes), self.question.item_bytes
-        size = elements * (item if item > 2 else self._SHORT_BYTES)
-        norm = description.norm
-        operands = sum(isinstance(s, Pointwise) and s.argument == "tensor" for s in description.stages)
-        has_mean = isinstance(description.stages[-1], Mean)
-        slab = 0.0 if norm is None else elements / (sizes[0] * norm.group_count(sizes[1]))
-        passes = 2 if slab > self._IN_REGISTERS else 1
-        first, second = passes - 1, 1 + operands + (0 if has_mean else 1)  # how often the tensor is moved
-        kernels = passes + int(has_mean)
-        if self.question.fused_input and describe(self.question.block).conv is None:
-            second -= 1 if passes == 2 else 2
-        if any(wanted):
-            first, second = first + 2 * (passes - 1), second + 3 + operands
-            kernels += passes + 1
-        moved = first / self._STATISTICS + second / self._LOOPS
-        return kernels * self._LAUNCH + moved * size / self.bytes_per_second
+    def _convolution(self, conv: Conv) -> Part:
+        """PyTorch's, without its bias: Inductor takes that out."""
+        question = self.question
+        text = conv.text.removesuffix(")") + ",bias=false)" if conv.bias else conv.text
+        weight = Given(question.parameters[0].sizes, question.convolved)
+        tensors = (Given(question.sizes, question.convolved), (weight,), question.convolved)
+        words = question.words or question.tail_words
+        return Part(text, "pytorch", words, *tensors, question.wanted[:2], self.layout, question.device)
+
+    def _tail(self, given: Given) -> Part:
+        question = self.question
+        wanted = (any(question.wanted[:2]), *question.wanted[2:]) if question.wanted else ()
+        tensors = (given, question.parameters[1:], question.out_dtype, wanted)
+        text = tail_of(question)
+        return Part(text, "onepass", question.tail_words, *tensors, self.layout, question.device)
+
+    def _loops(self, description: Description, input: Given, wanted: tuple[bool, ...]) -> Part:
+        """Of all but a convolution."""
+        question = self.question
+        count = len(description.parameters)
+        parameters = question.parameters[len(question.parameters) - count :]
+        tensors = (input, parameters, question.out_dtype, wanted)
+        return Part(description.text, "inductor", ("", ""), *tensors, self.layout, question.device)
+
+    def _joined(self, loops: Part) -> float:
+        """Seconds that Inductor saves where it computes the input in the same loop."""
+        if not self.question.fused_input:
+            return 0.0
+        once = parts.loop_passes(describe(loops.block), loops.input.sizes) == 1
+        return (2 if once else 1) * parts.moving_seconds(loops)

@@ -5,9 +5,6 @@ Its uuid keys the caches of FX graphs and of AOTAutograd to this library.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +13,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from onepass import _library
 from onepass.compiling.lowering import LAYOUT, takes_layout
-
-
-@functools.cache
-def library_hash() -> str:
-    """Of the compiled operators and of the package's sources: what a cached graph depends on."""
-    digest = hashlib.sha256()
-    sources = sorted(pathlib.Path(_library.__file__).parent.rglob("*.py"))
-    for path in (_library.PATH, *sources):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 class LayoutPass(CustomGraphPass):
@@ -48,4 +35,4 @@ class LayoutPass(CustomGraphPass):
         theirs: Any = ""
         if self.then is not None:
             theirs = self.then.uuid() if isinstance(self.then, CustomGraphPass) else None
-        return None if theirs is None else (library_hash(), self.layout, theirs)
+        return None if theirs is None else (_library.content_hash(), self.layout, theirs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ import torch
 from onepass import _cuda, _numerics
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, Pointwise, describe
-from onepass.compiling import costs
-from onepass.compiling.costs import Costs, Question
+from onepass.compiling import costs, measuring
+from onepass.compiling.costs import Costs, Question, Way
+from onepass.compiling.parts import Given, Part
 from onepass.compiling.rewrite import Kept, Segment
 
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 KEEP = ("faster", "all", "none")
 # Predictions are off, on a CPU by up to 15% for 27 of 32 convolutions and up to half for the rest: a chain
 # is kept where it is clearly faster.
@@ -29,9 +29,19 @@ class Decision:
 
     segment: Segment
     kept: Kept | None
-    ours: float  # predicted seconds of the best way that runs this library's kernels
-    inductor: float
+    best: Way  # of those that run this library's kernels
+    inductor_way: Way
     reason: str
+
+    @property
+    def ours(self) -> float:
+        """Seconds of the best way that runs this library's kernels."""
+        return self.best.seconds
+
+    @property
+    def inductor(self) -> float:
+        """Seconds where all of it is left to Inductor."""
+        return self.inductor_way.seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +52,41 @@ class Plan:
     layout: str | None  # None where no block with a convolution is kept: Inductor chooses
 
 
-def plan(segments: Sequence[Segment], keep: str, numerics: str | None) -> Plan:
-    """Decides for all chains at once: the layout with the least seconds is that of the whole graph."""
+def plan(segments: Sequence[Segment], keep: str, numerics: str | None, measure: bool = False) -> Plan:
+    """Decides for all chains at once: the layout with the least seconds is that of the whole graph.
+
+    With `measure`, the parts of the best plan are timed on the GPU and the plan is made anew with their
+    times, until it has timed parts alone. What is predicted to be slow is never built.
+    """
     policy = numerics or _numerics.default()
     asked = [_Asked.of(segment, policy) for segment in segments]
-    by_layout = {layout: [_decide(each, layout, keep) for each in asked] for layout in costs.LAYOUTS}
+    known: dict[Part, float] = {}
+    while True:
+        found = _plan(asked, keep, known)
+        new = [part for part in parts_of(found) if part not in known]
+        if not new or not measure or keep != "faster" or not any(d.kept for d in found.decisions):
+            return found
+        known |= measuring.seconds_of(new)
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """What is to be timed: what kept chains run and would run by Inductor, and convolutions of the others."""
+    found: dict[Part, None] = {}
+    for decision in plan.decisions:
+        both = (*decision.best.parts, *decision.inductor_way.parts)
+        left = (part for part in decision.inductor_way.parts if part.by == "pytorch")
+        found |= dict.fromkeys(both if decision.kept else left)
+    return list(found)
+
+
+def _plan(asked: Sequence[_Asked], keep: str, known: Mapping[Part, float]) -> Plan:
+    by_layout = {layout: [_decide(each, layout, keep, known) for each in asked] for layout in costs.LAYOUTS}
     totals = {layout: _total(found, layout) for layout, found in by_layout.items()}
     layout = min(totals, key=totals.__getitem__)
     if len(totals) > 1 and len(set(totals.values())) == 1:
-        layout = _given_layout(segments)
+        layout = _given_layout([each.segment for each in asked])
     decisions = tuple(by_layout[layout])
-    has_conv = any(d.kept and not d.kept.skipped and describe(d.segment.block).conv for d in decisions)
+    has_conv = any(d.kept and describe(d.kept.block).conv for d in decisions)
     return Plan(decisions, layout if has_conv else None)
 
 
@@ -90,43 +124,45 @@ class _Asked:
 
     segment: Segment
     question: Question | None
-    words: tuple[str, str] = ("", "")
-    whole: bool = True  # whether a block with a convolution can run in one operator
     reason: str = ""
 
     @classmethod
     def of(cls, segment: Segment, policy: str) -> _Asked:
-        sizes = hints(segment.input.shape)
-        if sizes is None or 0 in sizes:
-            return cls(segment, None, reason="its sizes are not known")
-        if segment.input.device.type == "cuda":
-            return cls._on_cuda(segment, policy, sizes)
-        return cls(segment, _question(segment, sizes, "cpu", _DTYPES[segment.input.dtype]))
-
-    @classmethod
-    def _on_cuda(cls, segment: Segment, policy: str, sizes: tuple[int, ...]) -> _Asked:
-        reason = _cuda.unavailable_reason()
+        reason = _cuda.unavailable_reason() if segment.input.device.type == "cuda" else None
         if reason is not None:
-            return cls(segment, None, reason=reason)
-        device = device_text(segment.input.device)
-        description = describe(segment.block)
-        tail = _numerics.tail_words(policy)
-        mode = _numerics.mode_of(segment.input.dtype, tail)
-        if description.conv is None:
-            return cls(segment, _question(segment, sizes, device, mode), (tail, tail))
-        words = _words(segment, description, policy) if len(segment.types) == 1 else None
-        if words is None:
-            return cls(segment, _question(segment, sizes, device, mode), (tail, tail), whole=False)
-        mode = _numerics.mode_of(segment.input.dtype, words[0])
-        return cls(segment, _question(segment, sizes, device, mode), words)
+            return cls(segment, None, reason)
+        given = [_given(tensor) for tensor in (segment.input, *segment.parameters)]
+        known = [each for each in given if each is not None]
+        if len(known) < len(given) or 0 in known[0].sizes:
+            return cls(segment, None, "its sizes are not known")
+        words, tail = (("", ""), ("", ""))
+        if segment.input.device.type == "cuda":
+            tail = (_numerics.tail_words(policy),) * 2
+            words = _words(segment, describe(segment.block), policy)
+        place = (device_text(segment.input.device), torch.get_num_threads())
+        types = (segment.convolved.dtype, segment.out_dtype)
+        wanted = segment.wanted if segment.trains else ()
+        fused = (segment.fused_input, segment.fused_users)
+        tensors = (known[0], tuple(known[1:]), *types)
+        return cls(segment, Question(segment.block, *tensors, words, tail, *place, wanted, *fused))
+
+
+def _given(tensor: torch.Tensor) -> Given | None:
+    sizes = hints(tensor.shape)
+    return None if sizes is None else Given(sizes, tensor.dtype)
 
 
 def _words(segment: Segment, description: Description, policy: str) -> tuple[str, str] | None:
-    """Of a whole block, forward and backward; None where PyTorch rounds as no kernel here does.
+    """Of a whole block, forward and backward; None where it mixes types, or PyTorch rounds as no kernel does.
 
     PyTorch is asked how it rounds a convolution of these very sizes. Symbolic sizes have no one answer: they
     get fp32, which is exact enough whatever the answer would be.
     """
+    if description.conv is None:
+        tail = _numerics.tail_words(policy)
+        return tail, tail
+    if len(segment.types) > 1:
+        return None
     words = _numerics.known_words(policy, segment.input.dtype)
     if words is not None:
         return words, words
@@ -145,14 +181,6 @@ def device_text(device: torch.device) -> str:
     return str(device)
 
 
-def _question(segment: Segment, sizes: tuple[int, ...], device: str, mode: str) -> Question:
-    wanted = segment.wanted if segment.trains else ()
-    threads = torch.get_num_threads()
-    item = segment.input.dtype.itemsize
-    fused = (segment.fused_input, segment.fused_users)
-    return Question(segment.block, sizes, mode, item, device, threads, wanted, *fused)
-
-
 def hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
     """The sizes; symbolic ones as those that the graph was traced with, without a guard."""
     known = []
@@ -164,42 +192,37 @@ def hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
     return tuple(known)
 
 
-def _decide(asked: _Asked, layout: str, keep: str) -> Decision:
+def _decide(asked: _Asked, layout: str, keep: str, known: Mapping[Part, float]) -> Decision:
     segment = asked.segment
     if asked.question is None:
-        return Decision(segment, None, float("inf"), 0.0, asked.reason)
+        return Decision(segment, None, Way(math.inf), Way(0.0), asked.reason)
     try:
-        found = costs.costs(asked.question, layout)
+        found = costs.costs(asked.question, layout, known)
     except (ValueError, RuntimeError) as error:  # the library refuses it
-        return Decision(segment, None, float("inf"), 0.0, str(error).splitlines()[0])
-    ways = {k: s for k, s in _ways(asked, found).items() if keep == "all" or _is_more_than_loops(segment, k)}
-    ours = min(ways.values(), default=float("inf"))
-    if keep == "none" or not ways:
-        reason = 'the option "onepass.keep" is "none"' if ways else "it is loops alone, which Inductor joins"
-        return Decision(segment, None, ours, found.inductor, reason)
-    if keep == "faster" and not ours < found.inductor * _MARGIN[segment.input.device.type]:
-        return Decision(segment, None, ours, found.inductor, "Inductor is predicted to be as fast")
-    return Decision(segment, min(ways, key=ways.__getitem__), ours, found.inductor, "")
+        return Decision(segment, None, Way(math.inf), Way(0.0), str(error).splitlines()[0])
+    ways = {k: way for k, way in _ways(asked.question, found).items() if keep == "all" or _has_more(k)}
+    kept = min(ways, key=lambda k: ways[k].seconds, default=None)
+    ours, inductor = Way(math.inf) if kept is None else ways[kept], found.inductor
+    if kept is None:
+        return Decision(segment, None, ours, inductor, "it is loops alone, which Inductor joins")
+    if keep == "none":
+        return Decision(segment, None, ours, inductor, 'the option "onepass.keep" is "none"')
+    if keep == "faster" and not ours.seconds < inductor.seconds * _MARGIN[segment.input.device.type]:
+        return Decision(segment, None, ours, inductor, "Inductor is as fast")
+    return Decision(segment, kept, ours, inductor, "")
 
 
-def _ways(asked: _Asked, found: Costs) -> dict[Kept, float]:
-    """How the library can run the chain, with the seconds."""
-    description = describe(asked.segment.block)
-    ways = {}
-    if description.conv is None or asked.whole:
-        ways[Kept(0, *asked.words)] = found.whole
+def _ways(question: Question, found: Costs) -> dict[Kept, Way]:
+    """How the library can run the chain."""
+    description = describe(question.block)
+    ways = {Kept(question.block, False, False, *(question.words or ("", ""))): found.whole}
     if description.after_conv is not None:
-        tail = asked.words if asked.segment.input.device.type == "cpu" else _tail_words(asked.words)
-        ways[Kept(1, *tail)] = found.tail
-    return {kept: seconds for kept, seconds in ways.items() if seconds < float("inf")}
+        adds_bias = costs.adds_bias(question)
+        block = costs.tail_of(question)
+        ways[Kept(block, True, adds_bias, *question.tail_words)] = found.tail
+    return {kept: way for kept, way in ways.items() if way.seconds < math.inf}
 
 
-def _is_more_than_loops(segment: Segment, kept: Kept) -> bool:
+def _has_more(kept: Kept) -> bool:
     """Whether the block has more than pointwise stages, which Inductor computes beside their neighbours."""
-    stages = describe(segment.block).stages[kept.skipped :]
-    return not all(isinstance(stage, Pointwise) for stage in stages)
-
-
-def _tail_words(words: tuple[str, str]) -> tuple[str, str]:
-    strict = "strict" if words[0] == "strict" else ""
-    return strict, strict
+    return not all(isinstance(stage, Pointwise) for stage in describe(kept.block).stages)

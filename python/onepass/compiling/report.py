@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onepass._conv_gradients import format_named
 from onepass._description import describe
 
 if TYPE_CHECKING:  # imports Dynamo
@@ -23,8 +24,8 @@ class Chain:
     sizes: tuple[Any, ...]
     kept: bool
     runs: str  # the block of this library's operator, empty where Inductor has it all
-    milliseconds: float  # predicted, by this library's kernels
-    inductor_milliseconds: float  # predicted, by Inductor
+    milliseconds: float  # by this library's kernels: measured of kept chains on a GPU, else predicted
+    inductor_milliseconds: float  # by Inductor, likewise
     gradients: bool
     reason: str  # why it is not kept
 
@@ -33,10 +34,8 @@ class Chain:
         if self.kept and self.runs != self.block:
             text = f"kept after PyTorch's convolution: {self.runs}"
         step = "a step" if self.gradients else "forward"
-        predicted = (
-            f"{self.milliseconds:.3f} ms here, {self.inductor_milliseconds:.3f} ms by Inductor, {step}"
-        )
-        return f"{self.name}: {self.block} @ {'x'.join(map(str, self.sizes))}: {text} ({predicted})"
+        costs = f"{self.milliseconds:.3f} ms here, {self.inductor_milliseconds:.3f} ms by Inductor, {step}"
+        return f"{self.name}: {self.block} @ {'x'.join(map(str, self.sizes))}: {text} ({costs})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +77,7 @@ def report(model: Any) -> CompiledReport:
 
 def _chain(decision: Decision) -> Chain:
     segment, kept = decision.segment, decision.kept
-    runs = ""
-    if kept is not None:
-        runs = describe(segment.block).tail if kept.skipped else segment.block
+    runs = "" if kept is None else kept.block
     sizes = tuple(segment.input.shape)
     milliseconds = (1e3 * decision.ours, 1e3 * decision.inductor)
     name = segment.where or "a function"
@@ -108,6 +105,5 @@ def _plan(decision: Decision, chain: Chain, layout: str | None, explain_block: C
     sizes: Any = chain.sizes
     if chain.runs != chain.block:
         sizes = describe(chain.block).conv_output_shape(sizes)
-    last = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
-    format = last if layout == "nhwc" and len(sizes) > 3 else torch.contiguous_format
+    format = format_named(layout or "nchw", len(sizes))
     return explain_block(chain.runs, sizes, dtype=input.dtype, layout=format, device=input.device)

@@ -11,7 +11,8 @@ from torch import Tensor, fx
 
 from onepass._batch_norm import scale_and_shift
 from onepass._match import Chain
-from onepass._stage import Affine, BatchNorm
+from onepass._stage import Affine, BatchNorm, Stage
+from onepass._stages import CONV_FUNCTIONS
 from onepass.compiling.graph import DynamoGraph, is_loop, name_writes, nodes_of, value_of
 
 
@@ -22,7 +23,9 @@ class Segment:
     block: str
     input: Tensor  # fake, as all
     parameters: tuple[Tensor, ...]
+    convolved: Tensor  # what the convolution gives; without one, the input
     output: Tensor
+    out_dtype: torch.dtype  # the output's, or the one that all that reads it converts it to
     wanted: tuple[bool, ...]  # which gradients: the input's, then each parameter's; all false without any
     where: str  # the module, else the line of code that computes its first stage
     types: frozenset[torch.dtype]  # of all tensors, also of those between stages: autocast may lower some
@@ -39,9 +42,11 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """How a kept chain runs: how many of its stages, from the first on, are PyTorch's, and its words."""
+    """How a kept chain runs: the operator's block, behind PyTorch's convolution or with it, and its words."""
 
-    skipped: int = 0
+    block: str
+    after_convolution: bool = False
+    adds_bias: bool = False  # that of the convolution before it
     forward_words: str = ""
     backward_words: str = ""
 
@@ -61,7 +66,7 @@ class Rewriting:
         """Replaces the chains that are kept; the others stay as they are."""
         for (place, chain), kept in zip(self.found, decisions, strict=True):
             if kept is not None:
-                place.replace(Chain(chain.stages[kept.skipped :]), kept)
+                place.replace(_after_convolution(chain, kept) if kept.after_convolution else chain, kept)
         for place in self.places:
             place.finish()
 
@@ -83,7 +88,39 @@ def segment_of(chain: Chain) -> Segment:
     places = (fused_input, fused_users, enters, leaves)
     between = (value_of(node).dtype for node in chain.nodes if isinstance(value_of(node), Tensor))
     types = frozenset((input.dtype, *(tensor.dtype for tensor in parameters), *between))
-    return Segment(text, input, parameters, output, wanted, _place_of(chain.nodes[0]), types, *places)
+    has_conv = chain.stages[0].kind == "conv"
+    convolved = value_of(chain.stages[0].nodes[-1]) if has_conv else input
+    tensors = (input, parameters, convolved, output, _read_as(last))
+    return Segment(text, *tensors, wanted, _place_of(chain.nodes[0]), types, *places)
+
+
+def _read_as(node: fx.Node) -> torch.dtype:
+    """The type that autocast gives the tensor in all convolutions that read it; else its own.
+
+    Rounding it where it is written gives the same values.
+    """
+    own = value_of(node).dtype
+    read = {value_of(user).dtype if _convolves(user, node) else own for user in node.users}
+    return read.pop() if own == torch.float32 and len(read) == 1 else own
+
+
+def _convolves(user: fx.Node, node: fx.Node) -> bool:
+    """Whether the user is a convolution with the node as its input, and as nothing else."""
+    inputs = [*user.args[1:], *user.kwargs.values()]
+    return user.target in CONV_FUNCTIONS and user.args[:1] == (node,) and node not in inputs
+
+
+def _after_convolution(chain: Chain, kept: Kept) -> Chain:
+    """The stages behind the convolution, which loses its bias where the kept block adds it."""
+    conv, *rest = chain.stages
+    if not kept.adds_bias:
+        return Chain(rest)
+    node, (_, bias) = conv.nodes[-1], conv.parameters
+    if len(node.args) > 2:
+        node.update_arg(2, None)
+    else:
+        node.update_kwarg("bias", None)
+    return Chain([Stage("operand", "channel_add", node, (bias,)), *rest])
 
 
 def _value(parameter: Any, text: str) -> Tensor:
@@ -143,6 +180,7 @@ class _Place:
         anchor = max((chain.nodes[0], *externals), key=order.__getitem__)
         segment = segment_of(chain)
         types = {tensor.dtype for tensor in (segment.input, *segment.parameters, segment.output)}
+        types.add(segment.out_dtype)
         with graph.inserting_before(anchor.next):
             parameters = [
                 self._parameter(parameter, stage.text)
@@ -150,18 +188,22 @@ class _Place:
                 for parameter in stage.parameters
             ]
             main = self.moved.get(chain.stages[0].main, chain.stages[0].main)
-            out_dtype = None if len(types) == 1 else segment.output.dtype
+            out_dtype = None if len(types) == 1 else segment.out_dtype
             words = (kept.forward_words, kept.backward_words)
             operator = torch.ops.onepass.chain.default
             block = graph.call_function(operator, (main, parameters, segment.block, out_dtype, *words))
             result = block
+            value = segment.output
+            if value.dtype != segment.out_dtype:
+                with torch.enable_grad():
+                    value = value.to(segment.out_dtype)
             if any(stage.keep_dimensions for stage in chain.stages):
                 spatial = segment.output.dim() - 2
-                block.meta = last.meta | {"example_value": segment.output.flatten(1)}
+                block.meta = last.meta | {"example_value": value.flatten(1)}
                 result = graph.call_method(
                     "reshape", (block, (*block.meta["example_value"].shape, *(1,) * spatial))
                 )
-        result.meta = dict(last.meta)
+        result.meta = last.meta | {"example_value": value}
         self.moved[last] = result
         last.replace_all_uses_with(result)
         for node in reversed(chain.nodes):

@@ -6,9 +6,9 @@
 Eager PyTorch, torch.compile and the backend, in both layouts, the compilers with and without CUDA graphs, all
 timed with cudnn.benchmark: time, peak memory, kernels, and the error against eager fp32. The networks come
 from diffusers, monai and timm, unpacked in a folder; those of absent packages are left out, in one sentence.
-Two processes a row compile and judge, many at once, without cudnn.benchmark; then the rows are timed one
-after the other, the two processes of a row in turns. A row is written at once, with the hash of its library:
-a later run measures the missing rows and outdated ones.
+Two processes a row compile and judge, many at once; then the rows are timed one after the other, the two
+processes of a row in turns, with what cuDNN chooses then. A row is written at once, with the hash of its
+library: a later run measures the missing rows and outdated ones.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class Bench:
         finally:
             for worker in pair:
                 worker.close()
-        self.results.add(key, {"hash": self.hash, "small": self.options.small, **result})
+        settings = {"small": self.options.small, "cudnn_benchmark": True}
+        self.results.add(key, {"hash": self.hash, **settings, **result})
         print(f"{key}: {summary(result)}", flush=True)
         return result["right"]
 

@@ -15,6 +15,7 @@ import dataclasses
 import gc
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -205,8 +206,6 @@ class Worker:
     def time(self, seconds: float) -> dict[str, list[float]]:
         """Milliseconds of every way, and of the compiled ones in a CUDA graph."""
         if not self.calls:
-            # From here on the process has the GPU to itself. Before, cuDNN would choose by disturbed times.
-            torch.backends.cudnn.benchmark = True
             self.calls = dict(self.runners)
             for name, runner in self.runners.items():
                 if self.device.type == "cuda" and runner.way.backend is not None:
@@ -224,11 +223,22 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     row = next(row for row in rows() if row.key == options.key)
+    torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     worker = Worker(row, options.side, options.device, options.small)
     print(json.dumps(worker.judge()), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(worker.time(float(line))), flush=True)
+    # Other processes are at work until here. What cuDNN chose by disturbed times is of this thread: in a new
+    # one it chooses again, for gradients too where they are computed in the thread that asks.
+    thread = threading.Thread(target=answer, args=(worker,))
+    thread.start()
+    thread.join()
+
+
+def answer(worker: Worker) -> None:
+    """Times as often as is asked for."""
+    with torch.autograd.set_multithreading_enabled(False):
+        for line in sys.stdin:
+            print(json.dumps(worker.time(float(line))), flush=True)
 
 
 if __name__ == "__main__":

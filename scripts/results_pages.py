@@ -12,6 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "bench" / "sweep"))
 
+import network_pages  # noqa: E402
 import sweep_map  # noqa: E402
 
 RESULTS = ROOT / "results"
@@ -149,6 +150,8 @@ def readme_lines(found: list[dict]) -> list[str]:
         ]
         lines += table(head, rows)
         lines.append("\\* of eager in both memory formats and `torch.compile` as tensors come.  ")
+        if "models" in result:
+            lines += network_pages.sentences(result["models"])
     for result in cpus(found):
         if "models" not in result:
             continue
@@ -259,6 +262,8 @@ def gpu_page(result: dict) -> list[str]:
         )
     launches = benchmarks["launches"]
     lines.append(f"- launches of a small tail: {launches['onepass']}, eager {launches['eager']}")
+    if "models" in result:
+        lines += network_pages.section(result["models"], table)
     if "sweep" in result:
         lines += sweep_map.section(result, sweep_map.picture_name(result))
     return [*lines, ""]

@@ -74,3 +74,22 @@ def test_links_lead_somewhere(page: pathlib.Path) -> None:
 @pytest.mark.parametrize("name", LONGEST)
 def test_pages_for_newcomers_stay_short(name: str) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= LONGEST[name]
+
+
+def test_networks_are_compared_by_their_best_ways(results_pages: Any) -> None:
+    import network_pages
+
+    def way(*ms: float) -> dict[str, Any]:
+        return {"ms": ms, "peak_bytes": 2**20, "chains": {"kept": 3, "found": 4}}
+
+    ways = {"eager": way(9, 8, 10), "compile": way(6, 5, 7), "onepass, graphs": way(3, 2, 4)}
+    row = {"ways": ways, "best": "onepass, graphs", "best_of_compile": "compile", "speedup": 2.0}
+    row |= {"right": True, "cudnn_benchmark": True}
+    models = {"date": "2026-01-01", "rows": {"net fp32 forward": row, "lost": {"ways": {}}}}
+    text = "\n".join(network_pages.section(models, results_pages.table))
+    cells = "9.00 (8.00 to 10.00) | 6.00 (5.00 to 7.00) | 3.00 (2.00 to 4.00), graphs | 2.00 | 3 of 4 | 1 / 1"
+    assert cells in text and "lost" not in text and "with cudnn.benchmark;" in text
+    assert "mean 2.00, worst 2.00" in network_pages.sentences(models)[0]
+    row["cudnn_benchmark"] = False
+    assert not network_pages.sentences(models)
+    assert "not the fastest" in network_pages.section(models, results_pages.table)[2]

@@ -206,10 +206,11 @@ def test_a_bias_moves_behind_the_convolution_that_stays() -> None:
 def test_a_plan_is_made_anew_with_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was predicted to be fast and is not is left to Inductor; each part is timed once."""
     timed: list[Part] = []
+    factor = [3.0]
 
     def seconds_of(parts: Sequence[Part]) -> dict[Part, float]:
         timed.extend(parts)
-        slow = {"onepass": 3.0, "pytorch": 1.0, "inductor": 1.0}
+        slow = {"onepass": factor[0], "pytorch": 1.0, "inductor": 1.0}
         return {part: slow[part.by] * predicted(part) for part in parts}
 
     monkeypatch.setattr(measuring, "seconds_of", seconds_of)
@@ -230,6 +231,12 @@ def test_a_plan_is_made_anew_with_measured_times(monkeypatch: pytest.MonkeyPatch
     assert any(decision.kept for decision in plan_of(False).decisions) and not timed
     assert not any(decision.kept for decision in plan_of(True).decisions)
     assert timed and len(set(timed)) == len(timed) and {part.by for part in timed} >= {"onepass", "inductor"}
+    factor[0] = 0.5
+    predicted_, measured = plan_of(False), plan_of(True)
+    assert sum(bool(d.kept) for d in measured.decisions) >= sum(bool(d.kept) for d in predicted_.decisions)
+    assert sum(d.ours for d in measured.decisions if d.kept) < sum(
+        d.ours for d in predicted_.decisions if d.kept
+    )
 
 
 def test_autocast_rounds_what_convolutions_alone_read() -> None:

@@ -83,12 +83,22 @@ class Costs:
     inductor: Way  # all of it left to Inductor
 
 
-def costs(question: Question, layout: str, known: Mapping[Part, float] | None = None) -> Costs:
-    """All ways, forward and wanted gradients together. `known` are measured seconds."""
+def costs(
+    question: Question, layout: str, known: Mapping[Part, float] | None = None, hope: float = 1.0
+) -> Costs:
+    """All ways, forward and wanted gradients together.
+
+    Args:
+        question: The chain.
+        layout: "nchw" or "nhwc".
+        known: Measured seconds.
+        hope: The share of its predicted seconds that a part of this library's is taken to need where it was
+            not measured.
+    """
     with _disable_current_modes():  # those of a compiler at work
         if question.device == "cpu":
             return _costs_on_cpu(question, layout)
-        return _Gpu(question, layout, known or {}).costs()
+        return _Gpu(question, layout, known or {}, hope).costs()
 
 
 @functools.lru_cache(maxsize=8192)
@@ -256,8 +266,9 @@ class _Cpu:
 class _Gpu:
     """A GPU, or the typical GPU of a named architecture."""
 
-    def __init__(self, question: Question, layout: str, known: Mapping[Part, float]) -> None:
+    def __init__(self, question: Question, layout: str, known: Mapping[Part, float], hope: float) -> None:
         self.question, self.layout, self.known = question, layout, known
+        self.hope = hope
         self.bytes_per_second = torch.ops.onepass.cuda_bytes_per_second(question.device)
 
     def costs(self) -> Costs:
@@ -279,8 +290,11 @@ class _Gpu:
 
     def _way(self, seconds: float, *used: Part) -> Way:
         for part in used:
-            seconds += self.known[part] if part in self.known else parts.predicted(part)
+            seconds += self.known[part] if part in self.known else self._predicted(part)
         return Way(seconds, used)
+
+    def _predicted(self, part: Part) -> float:
+        return parts.predicted(part) * (self.hope if part.by == "onepass" else 1.0)
 
     def _whole(self, words: tuple[str, str]) -> Part:
         question = self.question

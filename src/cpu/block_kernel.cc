@@ -10,6 +10,19 @@ namespace {
 // Small slabs share a wave up to this much workspace; a larger slab is a wave of its own.
 constexpr int64_t wave_slab_floats = 256 * 1024;
 constexpr int64_t wave_statistics_floats = 1024 * 1024;
+// A unit has as many slabs as fit: a convolution computes their channels together. One slab a unit, 64 Ki,
+// 256 Ki and 512 Ki floats take, in ms on one core (Neoverse-V1, 2026-11-18):
+//   conv2d(64,64,k=3,p=1) | group_norm(32) | relu | mean @ 8x64x14x14               6.3  1.8  1.8  1.8
+//   conv2d(64,128,k=3,p=1) | group_norm(32) | swish @ 4x64x56x56 bf16              43.4 30.4       28.7
+//   conv3d(16,32,k=3,p=1) | instance_norm | leaky_relu(0.01) @ 1x16x24x24x24 bf16  23.5  7.8  5.7  5.6
+constexpr int64_t unit_slab_floats = 512 * 1024;
+
+// Into how many units a sample is cut: whole slabs each, as few as the limit allows.
+int64_t units_of_sample(int64_t slabs, int64_t sample_floats) {
+  int64_t units = 1;
+  while (units < slabs && (slabs % units != 0 || sample_floats / units > unit_slab_floats)) ++units;
+  return units;
+}
 
 // Whether the first step has a shorter form for arguments of bounded magnitude.
 bool wants_bound(const Isa& isa, const Chain& chain) {
@@ -37,7 +50,7 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
   mean_of_norm_ =
       mean_ && norm != nullptr && chain_.after.size() == 1 && chain_.after[0].function == identity_step;
   choose_middle();
-  units_.per_sample = middle_ == Middle::slab ? group_count_ : 1;
+  units_.per_sample = middle_ == Middle::slab ? units_of_sample(group_count_, channels_ * pixels_) : 1;
   units_.channels = channels_ / units_.per_sample;
   if (lanes) {
     convolution_ =
@@ -146,7 +159,10 @@ std::string BlockKernel::describe() const {
   }
   if (problem_.block.norm() != nullptr) {
     out << "before the norm: values wait " << middles[static_cast<int>(middle_)] << '\n';
-    out << "units in a wave: " << wave_units_ << (units_.per_sample == 1 ? " samples\n" : " slabs\n");
+    out << "units in a wave: " << wave_units_
+        << (units_.per_sample == 1              ? " samples\n"
+            : units_.per_sample == group_count_ ? " slabs\n"
+                                                : " groups of slabs\n");
   }
   if (mean_) {
     out << "mean: "

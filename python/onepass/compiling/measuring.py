@@ -30,11 +30,11 @@ def seconds_of(wanted: Sequence[Part]) -> dict[Part, float]:
     """Of each part; predicted for one that cannot be timed now (no memory, a capture under way)."""
     with _disable_current_modes():  # those of a compiler at work
         new = [part for part in wanted if _remembered(part) is None]
-        with building.ahead(new):
-            pass
-        for part in new:
-            _measure(part)
-        if new:
+        if new and not torch.cuda.is_current_stream_capturing():
+            with building.ahead(new):
+                pass
+            for part in new:
+                _measure(part)
             torch.cuda.empty_cache()  # what was allocated for this is the model's again
         return {part: _known.get(_question(part)) or parts.predicted(part) for part in wanted}
 
@@ -68,8 +68,6 @@ def _index(part: Part) -> int:
 
 def _measure(part: Part) -> None:
     """Remembers the seconds, in this process and on disk; nothing where it cannot be timed."""
-    if torch.cuda.is_current_stream_capturing():
-        return
     index = _index(part)
     try:
         with _as_outside(), torch.cuda.device(index):

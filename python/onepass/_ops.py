@@ -117,7 +117,7 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
-    if of_modules and _cpu.leaves_convolution(block, input):
+    if of_modules and _cpu.leaves_convolution(block, input, differentiate):
         return _run_apart(describe(block), input, parameters, out_dtype, site, settled)
     if differentiate:
         if exporting:

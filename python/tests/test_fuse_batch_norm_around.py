@@ -154,7 +154,7 @@ def test_a_convolution_that_pytorch_computes_faster_is_left_to_it(monkeypatch: p
 def test_wide_convolutions_of_16_bits_are_pytorchs_and_thin_ones_are_not() -> None:
     def is_left(channels: int, dtype: torch.dtype) -> bool:
         text = f"conv2d({channels},{channels},k=3,p=1) | relu"
-        return _cpu.leaves_convolution(text, torch.empty(2, channels, 28, 28, dtype=dtype))
+        return _cpu.leaves_convolution(text, torch.empty(2, channels, 28, 28, dtype=dtype), False)
 
     assert is_left(256, torch.bfloat16) and not is_left(16, torch.bfloat16)
     assert not is_left(16, torch.float32) and not is_left(64, torch.float64)

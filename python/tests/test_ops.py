@@ -707,3 +707,16 @@ def test_eager_is_what_the_modules_compute() -> None:
     parameters = list(modules.parameters())
     torch.testing.assert_close(_eager.run(BLOCKS[2], x, parameters), modules(x))
     assert describe(BLOCKS[2]).names == ("conv_weight", "conv_bias", "norm_weight", "norm_bias")
+
+
+def test_depthwise_convolutions_with_channels_last_are_pytorchs_without_gradients() -> None:
+    """PyTorch's are faster there, its gradients are not; the rest of the block is one operator."""
+    from onepass import _cpu
+
+    block = "conv2d(64,64,k=3,groups=64) | group_norm(8) | relu"
+    x = torch.empty(2, 64, 56, 56)
+    last = x.to(memory_format=torch.channels_last)
+    assert _cpu.leaves_convolution(block, last, False)
+    assert not _cpu.leaves_convolution(block, last, True)
+    assert not _cpu.leaves_convolution(block, x, False)
+    assert not _cpu.leaves_convolution(block, last.bfloat16(), False)

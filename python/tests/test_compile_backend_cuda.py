@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,16 @@ def network(dtype: torch.dtype) -> nn.Module:
         torch.set_default_dtype(before)
 
 
+@contextlib.contextmanager
+def _autocast() -> Iterator[None]:
+    """torch.autocast wants a GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
 def planned(model: nn.Module, x: Tensor, keep: str) -> tuple[policy.Plan, Tensor, list[str]]:
     """The plan, the result of the rewritten graph and the calls in it."""
     found: list[Any] = []
@@ -86,13 +97,9 @@ def test_kept_chains_have_the_shapes_types_and_gradients_of_eager(dtype: torch.d
 def test_a_convolution_that_is_pytorchs_stays_in_the_graph() -> None:
     model = network(torch.float32)
     x = torch.empty(4, 3, 64, 64, device="cuda")
-    torch.set_autocast_enabled("cuda", True)  # torch.autocast wants a GPU
-    try:
-        with torch.no_grad():
-            plan, result, calls = planned(model, x, "all")
-            wanted = model(x)
-    finally:
-        torch.set_autocast_enabled("cuda", False)
+    with torch.no_grad(), _autocast():
+        plan, result, calls = planned(model, x, "all")
+        wanted = model(x)
     assert all(torch.float16 in decision.segment.types for decision in plan.decisions)
     assert all(decision.kept.after_convolution for decision in plan.decisions if decision.kept)
     assert sum("conv2d" in call for call in calls) == 3 and plan.layout is None
@@ -243,13 +250,9 @@ def test_autocast_rounds_what_convolutions_alone_read() -> None:
     """A norm's result is fp32 under autocast; where only convolutions read it, it is written in 16 bits."""
     model = network(torch.float32)
     x = torch.empty(4, 3, 64, 64, device="cuda")
-    torch.set_autocast_enabled("cuda", True)  # torch.autocast wants a GPU
-    try:
-        with torch.no_grad():
-            plan, result, _ = planned(model, x, "all")
-            wanted = model(x)
-    finally:
-        torch.set_autocast_enabled("cuda", False)
+    with torch.no_grad(), _autocast():
+        plan, result, _ = planned(model, x, "all")
+        wanted = model(x)
     written = [decision.segment.out_dtype for decision in plan.decisions]
     # The first is also added to the result; the second is what the last convolution reads.
     assert written == [torch.float32, torch.float16, torch.float32]

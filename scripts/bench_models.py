@@ -39,6 +39,7 @@ ROW = ROOT / "scripts" / "bench_models_row.py"
 SIDES = ("pytorch", "onepass")
 
 sys.path.insert(0, str(ROOT / "python"))
+from onepass import _library  # noqa: E402
 from onepass.optimizing.measure import timing_of  # noqa: E402
 
 
@@ -58,10 +59,8 @@ def environment(packages: pathlib.Path, caches: pathlib.Path) -> dict[str, str]:
 
 def library_hash() -> str:
     """Of the compiled library, the package and these scripts: what a row's figures depend on."""
-    digest = hashlib.sha256()
-    package = ROOT / "python" / "onepass"
-    files = [package / "lib_onepass_torch.so", *sorted(package.rglob("*.py"))]
-    for path in (*files, *sorted((ROOT / "scripts").glob("bench_models*.py"))):
+    digest = hashlib.sha256(_library.content_hash().encode())
+    for path in sorted((ROOT / "scripts").glob("bench_models*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

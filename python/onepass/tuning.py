@@ -66,12 +66,14 @@ def faster(device: torch.device, question: str, ways: dict[str, Callable[[], Any
 
 def _seconds(call: Callable[[], Any]) -> float:
     call()  # compiles, and has cuDNN choose
-    taken = []
-    for _ in range(_REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        taken.append(start.elapsed_time(end))
-    return statistics.median(taken)
+    return statistics.median(elapsed(call) for _ in range(_REPEATS))
+
+
+def elapsed(call: Callable[[], Any]) -> float:
+    """Seconds of a call on the current stream, by events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3

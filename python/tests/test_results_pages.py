@@ -90,6 +90,8 @@ def test_networks_are_compared_by_their_best_ways(results_pages: Any) -> None:
     cells = "9.00 (8.00 to 10.00) | 6.00 (5.00 to 7.00) | 3.00 (2.00 to 4.00), graphs | 2.00 | 3 of 4 | 1 / 1"
     assert cells in text and "lost" not in text and "with cudnn.benchmark;" in text
     assert "mean 2.00, worst 2.00" in network_pages.sentences(models)[0]
+    ways["eager"] = {"failed": "out of memory"}
+    assert "| failed | 6.00" in "\n".join(network_pages.section(models, results_pages.table))
     row["cudnn_benchmark"] = False
     assert not network_pages.sentences(models)
     assert "not the fastest" in network_pages.section(models, results_pages.table)[2]

@@ -10,11 +10,11 @@ namespace {
 // Small slabs share a wave up to this much workspace; a larger slab is a wave of its own.
 constexpr int64_t wave_slab_floats = 256 * 1024;
 constexpr int64_t wave_statistics_floats = 1024 * 1024;
-// A unit has as many slabs as fit: a convolution computes their channels together. One slab a unit, 64 Ki,
-// 256 Ki and 512 Ki floats take, in ms on one core (Neoverse-V1, 2026-11-18):
-//   conv2d(64,64,k=3,p=1) | group_norm(32) | relu | mean @ 8x64x14x14               6.3  1.8  1.8  1.8
-//   conv2d(64,128,k=3,p=1) | group_norm(32) | swish @ 4x64x56x56 bf16              43.4 30.4       28.7
-//   conv3d(16,32,k=3,p=1) | instance_norm | leaky_relu(0.01) @ 1x16x24x24x24 bf16  23.5  7.8  5.7  5.6
+// A unit has as many slabs as fit: a convolution computes their channels together. Units of one slab, of 64
+// Ki and of 512 Ki floats take, in ms on one core (Neoverse-V1, 2026-11-18):
+//   conv2d(64,64,k=3,p=1) | group_norm(32) | relu | mean @ 8x64x14x14               6.3  1.8  1.8
+//   conv2d(64,128,k=3,p=1) | group_norm(32) | swish @ 4x64x56x56 bf16              43.4 30.4 28.7
+//   conv3d(16,32,k=3,p=1) | instance_norm | leaky_relu(0.01) @ 1x16x24x24x24 bf16  23.5  7.8  5.6
 constexpr int64_t unit_slab_floats = 512 * 1024;
 
 // Into how many units a sample is cut: whole slabs each, as few as the limit allows.

@@ -17,6 +17,7 @@ from onepass._conv_gradients import format_named
 from onepass._description import describe
 from onepass.compiling import building, parts
 from onepass.compiling.parts import Given, Part
+from onepass.tuning import elapsed
 
 _SPAN = 5e-4  # seconds that calls of a part are repeated for in one graph, and at most so often
 _MOST_CALLS = 20
@@ -73,7 +74,7 @@ def _measure(part: Part) -> None:
         with _as_outside(), torch.cuda.device(index):
             seconds = _seconds(_call(part))
     except Exception as error:  # no memory, a refused block, Inductor's: the plan has the prediction
-        _log.info("%s by %s was not timed: %s", part.block, part.by, error)
+        _log.warning("%s by %s cannot be timed, its prediction counts: %s", part.block, part.by, error)
         return
     _log.info("%s @ %s by %s: %.1f us", part.block, part.input.sizes, part.by, 1e6 * seconds)
     _known[_question(part)] = seconds
@@ -153,7 +154,7 @@ def _seconds(call: Callable[[], Any]) -> float:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()  # has cuDNN choose, loads the kernels
-        once = _elapsed(call)
+        once = elapsed(call)
         count = max(1, min(_MOST_CALLS, round(_SPAN / once)))
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")  # torch.cuda.graph empties the memory's cache
@@ -163,15 +164,6 @@ def _seconds(call: Callable[[], Any]) -> float:
         finally:
             graph.capture_end()
         graph.replay()
-        taken = [_elapsed(graph.replay) / count for _ in range(_REPLAYS)]
+        taken = [elapsed(graph.replay) / count for _ in range(_REPLAYS)]
     torch.cuda.current_stream().wait_stream(stream)
     return min(taken)
-
-
-def _elapsed(call: Callable[[], Any]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3

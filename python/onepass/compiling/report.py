@@ -1,4 +1,4 @@
-"""What the backend did with a compiled model: each chain, kept or left to Inductor, with the predictions."""
+"""What the backend did with a compiled model: each chain, kept or left to Inductor, with both times."""
 
 from __future__ import annotations
 

@@ -79,17 +79,13 @@ def test_parts_run_inside_a_compilation() -> None:
 
 
 def test_a_question_names_all_that_a_time_depends_on() -> None:
-    one = part("pytorch", *BLOCKS["pytorch"])
-    texts = {measuring._question(one)}
-    texts.add(measuring._question(part("pytorch", *BLOCKS["pytorch"], (True, True))))
-    texts.add(measuring._question(part("inductor", *BLOCKS["inductor"])))
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = not before
-    try:
-        texts.add(measuring._question(one))
-    finally:
-        torch.backends.cudnn.benchmark = before
-    assert len(texts) == 4
+    convolution, loops = BLOCKS["pytorch"], BLOCKS["inductor"]
+    one, step = part("pytorch", *convolution), part("pytorch", *convolution, (True, True))
+    texts = set()
+    for benchmark in (False, True):
+        with torch.backends.cudnn.flags(benchmark=benchmark):
+            texts |= {measuring._question(each) for each in (one, step, part("inductor", *loops))}
+    assert len(texts) == 6
 
 
 def test_a_bias_moves_behind_its_convolution() -> None:

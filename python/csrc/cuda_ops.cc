@@ -39,13 +39,18 @@ struct CudaBackward {
   TensorSpec statistics;
 };
 
-PlanKey key_of(const std::string& block, const CallSpecs& specs, DType out_dtype, const std::string& numerics,
-               const Place& place) {
-  PlanKey key(block, place.index);
-  key.add(static_cast<int64_t>(out_dtype));
+PlanKey key_of(const std::string& block, const CallTensors& call, const std::string& numerics) {
+  PlanKey key(block, call.place.index);
   key.add(numerics);
-  key.add(specs.input);
-  for (const TensorSpec& spec : specs.parameters) key.add(spec);
+  call.add_to(key);
+  return key;
+}
+
+PlanKey key_of(const std::string& block, const CallTensors& call, const std::string& numerics,
+               const Tensor& output_gradient, const std::vector<bool>& wanted) {
+  PlanKey key = key_of(block, call, numerics);
+  key.add(output_gradient);
+  for (const bool want : wanted) key.add(want);
   return key;
 }
 
@@ -57,13 +62,14 @@ CudaForward make_forward(const std::string& block, const CallSpecs& specs, DType
           std::move(statistics)};
 }
 
-std::shared_ptr<const CudaForward> forward_plan(const std::string& block, const CallSpecs& specs,
+std::shared_ptr<const CudaForward> forward_plan(const std::string& block, const CallTensors& call,
                                                 std::optional<TorchDType> out_dtype,
-                                                const std::string& numerics, const Place& place) {
+                                                const std::string& numerics) {
   static PlanCache<CudaForward> cache;
-  const DType out = out_dtype ? dtype_of(*out_dtype) : specs.input.dtype;
-  return cache.get(key_of(block, specs, out, numerics, place),
-                   [&] { return make_forward(block, specs, out, numerics, place.index); });
+  const DType out = dtype_of(out_dtype.value_or(call.input.scalar_type()));
+  PlanKey key = key_of(block, call, numerics);
+  key.add(static_cast<int64_t>(out));
+  return cache.get(key, [&] { return make_forward(block, call.specs(), out, numerics, call.place.index); });
 }
 
 CudaBackward make_backward(const std::string& block, const CallSpecs& specs,
@@ -75,16 +81,14 @@ CudaBackward make_backward(const std::string& block, const CallSpecs& specs,
           std::move(call.copied), call.copies_output_gradient, std::move(statistics)};
 }
 
-std::shared_ptr<const CudaBackward> backward_plan(const std::string& block, const CallSpecs& specs,
-                                                  const TensorSpec& output_gradient,
+std::shared_ptr<const CudaBackward> backward_plan(const std::string& block, const CallTensors& call,
+                                                  const Tensor& output_gradient,
                                                   const std::vector<bool>& wanted,
-                                                  const std::string& numerics, const Place& place) {
+                                                  const std::string& numerics) {
   static PlanCache<CudaBackward> cache;
-  PlanKey key = key_of(block, specs, output_gradient.dtype, numerics, place);
-  key.add(output_gradient);
-  for (const bool want : wanted) key.add(want);
-  return cache.get(
-      key, [&] { return make_backward(block, specs, output_gradient, wanted, numerics, place.index); });
+  return cache.get(key_of(block, call, numerics, output_gradient, wanted), [&] {
+    return make_backward(block, call.specs(), spec_of(output_gradient), wanted, numerics, call.place.index);
+  });
 }
 
 // The tensors a plan reads, copied where it wants them otherwise; they own their memory until the launch.
@@ -135,22 +139,20 @@ Tensor run_forward(const CudaForward& prepared, const Tensor& input, const std::
 
 Tensor forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
                std::optional<TorchDType> out_dtype, const std::string& numerics) {
-  const CallSpecs specs(input, parameters);
-  const Place place = place_of(input);
-  const auto prepared = forward_plan(block, specs, out_dtype, numerics, place);
-  return run_forward(*prepared, input, parameters, nullptr, place);
+  const CallTensors call(input, parameters);
+  const auto prepared = forward_plan(block, call, out_dtype, numerics);
+  return run_forward(*prepared, input, parameters, nullptr, call.place);
 }
 
 std::tuple<Tensor, Tensor> forward_with_statistics(const Tensor& input, const std::vector<Tensor>& parameters,
                                                    const std::string& block,
                                                    std::optional<TorchDType> out_dtype,
                                                    const std::string& numerics) {
-  const CallSpecs specs(input, parameters);
-  const Place place = place_of(input);
-  const auto prepared = forward_plan(block, specs, out_dtype, numerics, place);
-  Tensor statistics = empty(prepared->statistics, place);
+  const CallTensors call(input, parameters);
+  const auto prepared = forward_plan(block, call, out_dtype, numerics);
+  Tensor statistics = empty(prepared->statistics, call.place);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
-  return {run_forward(*prepared, input, parameters, memory, place), statistics};
+  return {run_forward(*prepared, input, parameters, memory, call.place), statistics};
 }
 
 // --- With the convolution ---
@@ -170,34 +172,32 @@ struct CudaWholeBackward {
   TensorSpec statistics;
 };
 
-std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const CallSpecs& specs,
-                                            const std::string& numerics, const Place& place) {
+std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const CallTensors& call,
+                                            const std::string& numerics) {
   static PlanCache<CudaWhole> cache;
-  return cache.get(key_of(block, specs, specs.input.dtype, numerics, place), [&] {
-    WholeProblem call(block, specs, numerics, place.index);
-    TensorSpec statistics = statistics_spec(call.problem);
-    return CudaWhole{plan(call.problem, plan_options(call.problem.device.index)), std::move(call.layouts),
-                     std::move(call.copied), std::move(statistics)};
+  return cache.get(key_of(block, call, numerics), [&] {
+    WholeProblem whole(block, call.specs(), numerics, call.place.index);
+    TensorSpec statistics = statistics_spec(whole.problem);
+    return CudaWhole{plan(whole.problem, plan_options(call.place.index)), std::move(whole.layouts),
+                     std::move(whole.copied), std::move(statistics)};
   });
 }
 
-std::shared_ptr<const CudaWholeBackward> whole_backward_plan(const std::string& block, const CallSpecs& specs,
+std::shared_ptr<const CudaWholeBackward> whole_backward_plan(const std::string& block,
+                                                             const CallTensors& call,
                                                              const std::string& numerics,
-                                                             const TensorSpec& output_gradient,
-                                                             const std::vector<bool>& wanted,
-                                                             const Place& place) {
+                                                             const Tensor& output_gradient,
+                                                             const std::vector<bool>& wanted) {
   static PlanCache<CudaWholeBackward> cache;
-  PlanKey key = key_of(block, specs, output_gradient.dtype, numerics, place);
-  key.add(output_gradient);
-  for (const bool want : wanted) key.add(want);
-  return cache.get(key, [&] {
-    WholeBackwardProblem call(block, specs, numerics, output_gradient, wanted, place.index);
-    TensorSpec statistics = statistics_spec(call.problem.forward);
-    return CudaWholeBackward{plan_backward(call.problem, plan_options(call.problem.forward.device.index)),
-                             std::move(call.layouts),
-                             std::move(call.copied),
-                             call.output_layout,
-                             call.copies_output_gradient,
+  return cache.get(key_of(block, call, numerics, output_gradient, wanted), [&] {
+    WholeBackwardProblem whole(block, call.specs(), numerics, spec_of(output_gradient), wanted,
+                               call.place.index);
+    TensorSpec statistics = statistics_spec(whole.problem.forward);
+    return CudaWholeBackward{plan_backward(whole.problem, plan_options(call.place.index)),
+                             std::move(whole.layouts),
+                             std::move(whole.copied),
+                             whole.output_layout,
+                             whole.copies_output_gradient,
                              std::move(statistics)};
   });
 }
@@ -224,21 +224,19 @@ Tensor run_whole(const CudaWhole& prepared, const Tensor& input, std::vector<Ten
 // `redone`: the number of a counter of samples that are computed again, or no_counter.
 Tensor whole_forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
                      const std::string& numerics, int64_t redone) {
-  const CallSpecs specs(input, parameters);
-  const Place place = place_of(input);
-  return run_whole(*whole_plan(block, specs, numerics, place), input, parameters, nullptr, redone, place);
+  const CallTensors call(input, parameters);
+  return run_whole(*whole_plan(block, call, numerics), input, parameters, nullptr, redone, call.place);
 }
 
 std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
                                                          const std::vector<Tensor>& parameters,
                                                          const std::string& block,
                                                          const std::string& numerics, int64_t redone) {
-  const CallSpecs specs(input, parameters);
-  const Place place = place_of(input);
-  const auto prepared = whole_plan(block, specs, numerics, place);
-  Tensor statistics = empty(prepared->statistics, place);
+  const CallTensors call(input, parameters);
+  const auto prepared = whole_plan(block, call, numerics);
+  Tensor statistics = empty(prepared->statistics, call.place);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
-  return {run_whole(*prepared, input, parameters, memory, redone, place), statistics};
+  return {run_whole(*prepared, input, parameters, memory, redone, call.place), statistics};
 }
 
 bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
@@ -301,11 +299,11 @@ std::vector<Tensor> backward(const Tensor& output_gradient, const Tensor& input,
                              const std::vector<Tensor>& parameters, const Tensor& statistics,
                              const std::string& block, const std::vector<bool>& wanted,
                              const std::string& numerics) {
-  const CallSpecs specs(input, parameters);
-  const Place place = place_of(input);
+  const CallTensors call(input, parameters);
+  const Place& place = call.place;
   require_place(output_gradient, place);
   require_place(statistics, place);
-  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, numerics, place);
+  const auto prepared = backward_plan(block, call, output_gradient, wanted, numerics);
   check_statistics(statistics, prepared->plan, prepared->statistics);
   const Read read(input, parameters, prepared->copied, prepared->layout);
   const Tensor gradient =
@@ -318,11 +316,11 @@ std::vector<Tensor> whole_backward(const Tensor& output_gradient, const Tensor& 
                                    std::vector<Tensor> parameters, const Tensor& statistics,
                                    const Tensor& output, const std::string& block,
                                    const std::string& numerics, const std::vector<bool>& wanted) {
-  const CallSpecs specs(input, parameters);
-  const Place place = place_of(input);
+  const CallTensors call(input, parameters);
+  const Place& place = call.place;
   require_place(output_gradient, place);
   require_place(statistics, place);
-  const auto prepared = whole_backward_plan(block, specs, numerics, spec_of(output_gradient), wanted, place);
+  const auto prepared = whole_backward_plan(block, call, numerics, output_gradient, wanted);
   check_statistics(statistics, prepared->plan, prepared->statistics);
   require_place(output, place);
   copy_some(parameters, prepared->copied, prepared->layouts);

@@ -4,7 +4,9 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,20 +65,24 @@ ForwardPlan make_forward(const std::string& block, const CallSpecs& specs, DType
   return {plan_for_threads(call.problem, threads), std::move(call.copied), statistics_spec(call.problem)};
 }
 
-PlanKey key_of(const std::string& block, const CallSpecs& specs, DType out_dtype, int threads) {
+PlanKey key_of(const std::string& block, const CallTensors& call, int threads) {
   PlanKey key(block, threads);
-  key.add(static_cast<int64_t>(out_dtype));
-  key.add(specs.input);
-  for (const TensorSpec& spec : specs.parameters) key.add(spec);
+  call.add_to(key);
   return key;
 }
 
-std::shared_ptr<const ForwardPlan> forward_plan(const std::string& block, const CallSpecs& specs,
+PlanKey key_of(const std::string& block, const CallTensors& call, DType out_dtype, int threads) {
+  PlanKey key = key_of(block, call, threads);
+  key.add(static_cast<int64_t>(out_dtype));
+  return key;
+}
+
+std::shared_ptr<const ForwardPlan> forward_plan(const std::string& block, const CallTensors& call,
                                                 std::optional<TorchDType> out_dtype, int threads) {
   static PlanCache<ForwardPlan> cache;
-  const DType out = out_dtype ? dtype_of(*out_dtype) : specs.input.dtype;
-  const PlanKey key = key_of(block, specs, out, threads);
-  return cache.get(key, [&] { return make_forward(block, specs, out, threads); });
+  const DType out = dtype_of(out_dtype.value_or(call.input.scalar_type()));
+  return cache.get(key_of(block, call, out, threads),
+                   [&] { return make_forward(block, call.specs(), out, threads); });
 }
 
 BackwardPlanOfCall make_backward(const std::string& block, const CallSpecs& specs, const TensorSpec& gradient,
@@ -86,32 +92,39 @@ BackwardPlanOfCall make_backward(const std::string& block, const CallSpecs& spec
   return {plan_for_threads(std::move(problem), threads), std::move(call.copied)};
 }
 
-std::shared_ptr<const BackwardPlanOfCall> backward_plan(const std::string& block, const CallSpecs& specs,
-                                                        const TensorSpec& output_gradient,
+std::shared_ptr<const BackwardPlanOfCall> backward_plan(const std::string& block, const CallTensors& call,
+                                                        const Tensor& output_gradient,
                                                         const std::vector<bool>& wanted, int threads) {
   static PlanCache<BackwardPlanOfCall> cache;
-  PlanKey key = key_of(block, specs, output_gradient.dtype, threads);
+  PlanKey key = key_of(block, call, threads);
   key.add(output_gradient);
   for (const bool want : wanted) key.add(want);
-  return cache.get(key, [&] { return make_backward(block, specs, output_gradient, wanted, threads); });
+  return cache.get(
+      key, [&] { return make_backward(block, call.specs(), spec_of(output_gradient), wanted, threads); });
 }
 
-std::vector<const void*> addresses(const std::vector<Tensor>& tensors) {
-  std::vector<const void*> list;
-  list.reserve(tensors.size());
-  for (const Tensor& tensor : tensors) list.push_back(tensor.const_data_ptr());
-  return list;
-}
+// The workspace of one run. To ask PyTorch for memory takes a microsecond: a small one is on the stack.
+class Workspace {
+ public:
+  explicit Workspace(size_t bytes) {
+    if (bytes > sizeof(small_)) large_.emplace(empty_bytes(bytes, {}));
+  }
+  void* data() { return large_ ? large_->mutable_data_ptr() : small_; }
 
-Tensor run_forward(const ForwardPlan& prepared, const Tensor& input, std::vector<Tensor> parameters,
+ private:
+  alignas(64) std::byte small_[8192];
+  std::optional<Tensor> large_;
+};
+
+Tensor run_forward(const ForwardPlan& prepared, const Tensor& input, std::span<const Tensor> parameters,
                    float* statistics) {
   const Plan& plan = prepared.plan;
-  parameters = with_copies(std::move(parameters), prepared.copied);
+  ReadParameters read(parameters, prepared.copied);
   Tensor output = empty(plan.problem().output);
-  const Tensor workspace = empty_bytes(plan.workspace_bytes());
+  Workspace workspace(plan.workspace_bytes());
   TorchExecutor executor(plan.problem().device.threads);
-  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), addresses(parameters), statistics},
-           workspace.mutable_data_ptr(), executor);
+  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), read.take_addresses(), statistics},
+           workspace.data(), executor);
   return output;
 }
 
@@ -123,8 +136,7 @@ void check_numerics(const std::string& words) {
 Tensor forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
                std::optional<TorchDType> out_dtype, const std::string& numerics) {
   check_numerics(numerics);
-  const CallSpecs specs(input, parameters);
-  const auto prepared = forward_plan(block, specs, out_dtype, torch_threads());
+  const auto prepared = forward_plan(block, {input, parameters}, out_dtype, torch_threads());
   return run_forward(*prepared, input, parameters, nullptr);
 }
 
@@ -133,8 +145,7 @@ std::tuple<Tensor, Tensor> forward_with_statistics(const Tensor& input, const st
                                                    std::optional<TorchDType> out_dtype,
                                                    const std::string& numerics) {
   check_numerics(numerics);
-  const CallSpecs specs(input, parameters);
-  const auto prepared = forward_plan(block, specs, out_dtype, torch_threads());
+  const auto prepared = forward_plan(block, {input, parameters}, out_dtype, torch_threads());
   Tensor statistics = empty(prepared->statistics);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
   return {run_forward(*prepared, input, parameters, memory), statistics};
@@ -158,7 +169,7 @@ enum class InputGradient : bool { own_memory, over_input };
 // The gradients of the input and of the problem's parameters. A gradient that is written over the input is
 // an empty tensor in the result.
 std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tensor& output_gradient,
-                                 const Tensor& input, const std::vector<Tensor>& parameters,
+                                 const Tensor& input, std::span<const Tensor> parameters,
                                  const Tensor& statistics, InputGradient where = InputGradient::own_memory) {
   const BackwardPlan& plan = prepared.plan;
   const BackwardProblem& problem = plan.problem();
@@ -169,9 +180,9 @@ std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tenso
   for (size_t i = 0; i < count; ++i) {
     gradients.push_back(gradient_of(problem.parameter_gradients[i], problem.wants_parameter(i)));
   }
-  const std::vector<Tensor> read = with_copies(parameters, prepared.copied);
+  ReadParameters read(parameters, prepared.copied);
   BackwardArguments arguments{input.const_data_ptr(),
-                              addresses(read),
+                              read.take_addresses(),
                               output_gradient.const_data_ptr(),
                               static_cast<const float*>(statistics.const_data_ptr()),
                               nullptr,
@@ -183,19 +194,19 @@ std::vector<Tensor> run_backward(const BackwardPlanOfCall& prepared, const Tenso
     arguments.parameter_gradients.push_back(problem.wants_parameter(i) ? gradients[i + 1].mutable_data_ptr()
                                                                        : nullptr);
   }
-  const Tensor workspace = empty_bytes(plan.workspace_bytes());
+  Workspace workspace(plan.workspace_bytes());
   TorchExecutor executor(problem.forward.device.threads);
-  plan.run(arguments, workspace.mutable_data_ptr(), executor);
+  plan.run(arguments, workspace.data(), executor);
   return gradients;
 }
 
 std::vector<Tensor> backward_to(InputGradient where, const Tensor& output_gradient, const Tensor& input,
                                 const std::vector<Tensor>& parameters, const Tensor& statistics,
                                 const std::string& block, const std::vector<bool>& wanted) {
-  const CallSpecs specs(input, parameters);
+  const CallTensors call(input, parameters);
   require_cpu(output_gradient);
   require_cpu(statistics);
-  const auto prepared = backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads());
+  const auto prepared = backward_plan(block, call, output_gradient, wanted, torch_threads());
   return run_backward(*prepared, output_gradient, input, parameters, statistics, where);
 }
 
@@ -218,10 +229,9 @@ std::vector<Tensor> backward_over_input(const Tensor& output_gradient, const Ten
 bool may_overwrite_input(const Tensor& output_gradient, const Tensor& input,
                          const std::vector<Tensor>& parameters, const std::string& block,
                          const std::vector<bool>& wanted) {
-  const CallSpecs specs(input, parameters);
+  const CallTensors call(input, parameters);
   require_cpu(output_gradient);
-  return backward_plan(block, specs, spec_of(output_gradient), wanted, torch_threads())
-      ->plan.may_overwrite_input();
+  return backward_plan(block, call, output_gradient, wanted, torch_threads())->plan.may_overwrite_input();
 }
 
 // ---------------------------------------------- blocks with a convolution, differentiated as it and a tail
@@ -279,18 +289,18 @@ std::tuple<Tensor, Tensor, Tensor> block_forward(const Tensor& input, const std:
                                                  const std::string& block,
                                                  std::optional<TorchDType> out_dtype) {
   static PlanCache<TrainingForward> cache;
-  const CallSpecs specs(input, parameters);
-  const DType out = out_dtype ? dtype_of(*out_dtype) : specs.input.dtype;
+  const CallTensors call(input, parameters);
+  const DType out = dtype_of(out_dtype.value_or(input.scalar_type()));
   const int threads = torch_threads();
-  const auto prepared = cache.get(key_of(block, specs, out, threads),
-                                  [&] { return make_training_forward(block, specs, out, threads); });
+  const auto prepared = cache.get(key_of(block, call, out, threads),
+                                  [&] { return make_training_forward(block, call.specs(), out, threads); });
   const size_t count = prepared->conv_parameters;
-  Tensor activation = run_forward(prepared->conv, input, first_of(parameters, count), nullptr);
+  Tensor activation = run_forward(prepared->conv, input, call.parameters.first(count), nullptr);
   const TensorSpec nothing = TensorSpec::dense(DType::f32, {0});
   if (!prepared->tail) return {activation, empty(nothing), empty(nothing)};
   Tensor statistics = empty(prepared->tail->statistics);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
-  Tensor output = run_forward(*prepared->tail, activation, rest_of(parameters, count), memory);
+  Tensor output = run_forward(*prepared->tail, activation, call.parameters.subspan(count), memory);
   return {output, activation, statistics};
 }
 
@@ -341,25 +351,24 @@ std::vector<Tensor> block_backward(const Tensor& output_gradient, const Tensor& 
                                    const Tensor& statistics, const std::string& block,
                                    const std::vector<bool>& wanted) {
   static PlanCache<TrainingBackward> cache;
-  const CallSpecs specs(input, parameters);
+  const CallTensors call(input, parameters);
   require_cpu(output_gradient);
   require_cpu(activation);
   require_cpu(statistics);
-  const TensorSpec gradient_spec = spec_of(output_gradient);
-  const TensorSpec activation_spec = spec_of(activation);
   const int threads = torch_threads();
-  PlanKey key = key_of(block, specs, gradient_spec.dtype, threads);
-  key.add(gradient_spec);
-  key.add(activation_spec);
+  PlanKey key = key_of(block, call, threads);
+  key.add(output_gradient);
+  key.add(activation);
   for (const bool want : wanted) key.add(want);
   const auto prepared = cache.get(key, [&] {
-    return make_training_backward(block, specs, activation_spec, gradient_spec, wanted, threads);
+    return make_training_backward(block, call.specs(), spec_of(activation), spec_of(output_gradient), wanted,
+                                  threads);
   });
   std::vector<Tensor> tail;
   if (prepared->tail) {
-    tail = run_backward(*prepared->tail, output_gradient, activation, rest_of(parameters, 1), statistics);
+    tail = run_backward(*prepared->tail, output_gradient, activation, call.parameters.subspan(1), statistics);
   }
-  const TensorSpec nothing = TensorSpec::dense(specs.input.dtype, {0});
+  const TensorSpec nothing = TensorSpec::dense(dtype_of(input), {0});
   std::vector<Tensor> gradients;
   if (prepared->conv) {
     std::vector<Tensor> conv = first_of(parameters, 1);

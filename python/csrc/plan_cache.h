@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "onepass/tensor.h"
+#include "torch_tensor.h"
 
 namespace onepass::torch_binding {
 
@@ -21,7 +21,7 @@ class PlanKey {
  public:
   PlanKey(std::string_view block, int threads);
   void add(int64_t number);
-  void add(const TensorSpec& spec);
+  void add(const Tensor& tensor);
   void add(const std::string& text);
   std::string_view bytes() const { return bytes_; }
 
@@ -34,7 +34,9 @@ class PlanKey {
 template <class Value>
 class PlanCache {
  public:
-  std::shared_ptr<const Value> get(const PlanKey& key, const std::function<Value()>& make) {
+  // `make` gives the value of a new key.
+  template <class Make>
+  std::shared_ptr<const Value> get(const PlanKey& key, const Make& make) {
     if (auto found = find(key.bytes())) return found;
     auto made = std::make_shared<const Value>(make());
     const std::unique_lock lock(mutex_);

@@ -31,14 +31,20 @@ Layout output_layout(const Block& block, const CallSpecs& specs) {
 
 }  // namespace
 
-CallSpecs::CallSpecs(const Tensor& input_tensor, const std::vector<Tensor>& parameter_tensors) {
-  const Place place = place_of(input_tensor);
-  input = spec_of(input_tensor);
-  parameters.reserve(parameter_tensors.size());
-  for (const Tensor& parameter : parameter_tensors) {
-    require_place(parameter, place);
-    parameters.push_back(spec_of(parameter));
-  }
+CallTensors::CallTensors(const Tensor& given, std::span<const Tensor> given_parameters)
+    : input(given), parameters(given_parameters), place(place_of(given)) {
+  for (const Tensor& parameter : parameters) require_place(parameter, place);
+}
+
+void CallTensors::add_to(PlanKey& key) const {
+  key.add(input);
+  for (const Tensor& parameter : parameters) key.add(parameter);
+}
+
+CallSpecs CallTensors::specs() const {
+  CallSpecs specs{spec_of(input), {}};
+  for (const Tensor& parameter : parameters) specs.parameters.push_back(spec_of(parameter));
+  return specs;
 }
 
 CallProblem::CallProblem(const std::string& block, const CallSpecs& specs, DType out_dtype)
@@ -84,11 +90,12 @@ TensorSpec statistics_spec(const Problem& problem) {
   return TensorSpec::dense(DType::f32, {shape[0], norm->group_count(shape[1]), 2});
 }
 
-std::vector<Tensor> with_copies(std::vector<Tensor> parameters, const std::vector<bool>& copied) {
-  for (size_t i = 0; i < copied.size(); ++i) {
-    if (copied[i]) parameters[i] = torch::stable::contiguous(parameters[i]);
+ReadParameters::ReadParameters(std::span<const Tensor> parameters, const std::vector<bool>& copied) {
+  addresses_.reserve(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (copied[i]) copies_.push_back(torch::stable::contiguous(parameters[i]));
+    addresses_.push_back((copied[i] ? copies_.back() : parameters[i]).const_data_ptr());
   }
-  return parameters;
 }
 
 }  // namespace onepass::torch_binding

@@ -1,11 +1,14 @@
 // From the tensors of a call to the problem its plan is made for.
 #pragma once
 
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "onepass/backward.h"
 #include "onepass/problem.h"
+#include "plan_cache.h"
 #include "torch_tensor.h"
 
 namespace onepass::torch_binding {
@@ -14,9 +17,20 @@ namespace onepass::torch_binding {
 struct CallSpecs {
   TensorSpec input;
   std::vector<TensorSpec> parameters;
+};
 
-  // Throws std::runtime_error where a tensor is not on the input's device or not of a floating type.
-  CallSpecs(const Tensor& input, const std::vector<Tensor>& parameters);
+// The tensors of a call, all on one device. A plan's key is read off them: only a new plan needs the specs.
+struct CallTensors {
+  const Tensor& input;
+  std::span<const Tensor> parameters;
+  Place place;
+
+  // Throws std::runtime_error where a parameter is not on the input's device.
+  CallTensors(const Tensor& input, std::span<const Tensor> parameters);
+
+  void add_to(PlanKey& key) const;
+  // Throws std::runtime_error where a tensor is not of a floating type.
+  CallSpecs specs() const;
 };
 
 // A problem, and which parameters must be copied for it: weights are read contiguous (they are small), while
@@ -37,7 +51,16 @@ BackwardProblem backward_problem(Problem forward, const CallSpecs& specs, const 
 // The sizes of mean and reciprocal deviation per slab: f32 [batch, groups, 2]. Empty where there is no norm.
 TensorSpec statistics_spec(const Problem& problem);
 
-// The parameters as the problem wants them.
-std::vector<Tensor> with_copies(std::vector<Tensor> parameters, const std::vector<bool>& copied);
+// The parameters as the problem wants them: where they lie, or copied.
+class ReadParameters {
+ public:
+  ReadParameters(std::span<const Tensor> parameters, const std::vector<bool>& copied);
+  // Once; the copies live as long as this does.
+  std::vector<const void*> take_addresses() { return std::move(addresses_); }
+
+ private:
+  std::vector<Tensor> copies_;
+  std::vector<const void*> addresses_;
+};
 
 }  // namespace onepass::torch_binding

@@ -36,13 +36,12 @@ std::string name_of(const Place& place) {
                            name_of(place) + " for a tensor of onepass");
 }
 
-Tensor empty_strided(const Shape& sizes, const Shape& strides, int32_t dtype, int64_t bytes,
-                     const Place& place) {
+// Null where the memory does not suffice.
+AtenTensorHandle empty_strided(const Shape& sizes, const Shape& strides, int32_t dtype, const Place& place) {
   AtenTensorHandle handle = nullptr;
   const auto failed = aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
                                                strides.data(), dtype, place.type, place.index, &handle);
-  if (failed) refuse_memory(bytes, place);
-  return Tensor(handle);
+  return failed ? nullptr : handle;
 }
 
 }  // namespace
@@ -110,12 +109,16 @@ void require_place(const Tensor& tensor, const Place& input) {
 }
 
 Tensor empty(const TensorSpec& spec, const Place& place) {
-  return empty_strided(spec.sizes, spec.strides, torch_number(spec.dtype), spec.byte_span(), place);
+  const auto handle = empty_strided(spec.sizes, spec.strides, torch_number(spec.dtype), place);
+  if (!handle) refuse_memory(spec.byte_span(), place);
+  return Tensor(handle);
 }
 
 Tensor empty_bytes(size_t bytes, const Place& place) {
   const auto count = static_cast<int64_t>(bytes);
-  return empty_strided({count}, {1}, aoti_torch_dtype_uint8(), count, place);
+  const auto handle = empty_strided({count}, {1}, aoti_torch_dtype_uint8(), place);
+  if (!handle) refuse_memory(count, place);
+  return Tensor(handle);
 }
 
 }  // namespace onepass::torch_binding

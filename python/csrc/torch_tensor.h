@@ -35,6 +35,6 @@ void require_place(const Tensor& tensor, const Place& input);
 // A new tensor with these sizes and strides, its memory not written. Throws std::runtime_error where the
 // device's memory does not suffice.
 Tensor empty(const TensorSpec& spec, const Place& place = {});
-Tensor empty_bytes(size_t bytes, const Place& place = {});
+Tensor empty_bytes(size_t bytes, const Place& place);
 
 }  // namespace onepass::torch_binding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,21 @@ def is_exporting() -> bool:
     Dynamo takes is_exporting() for true under torch.compile too, where gradients are needed.
     """
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+
+
+def applied(
+    function: type[torch.autograd.Function], constants: tuple[Any, ...], tensors: Iterable[Tensor]
+) -> Any:
+    """As function.apply, which takes 4 microseconds more to look into each argument.
+
+    Tensors that outlived a transform of torch.func stand for others: gradients are of those.
+    """
+    if torch.compiler.is_compiling() or _fallback.transforming():  # Dynamo knows `apply` alone
+        return function.apply(*constants, *tensors)
+    return super(torch.autograd.Function, function).apply(*constants, *map(_unwrap_if_dead, tensors))
 
 
 def gradients_of(

@@ -51,26 +51,21 @@ def on_core(arm: T, x86: T) -> T:
     return arm if platform.machine() in ("aarch64", "arm64") else x86
 
 
-def leaves_convolution(block: str, input: Tensor, gradients: bool) -> bool:
-    """Whether PyTorch's convolution and the rest in one operator are predicted to be faster."""
-    if describe(block).conv is None:
-        return False
-    try:
-        return is_left(block, input.shape, input.stride(), input.dtype, torch.get_num_threads(), gradients)
-    except TypeError:  # symbolic sizes have no hash
-        return False
+Geometry = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]  # of a tensor; strides are second
+
+
+def geometry_of(tensor: Tensor) -> Geometry:
+    """How a tensor lies."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 @functools.lru_cache(maxsize=4096)
-def is_left(
-    block: str,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    threads: int,
-    gradients: bool = False,
-) -> bool:
-    """The same of an input that is described. `gradients`: whether any are wanted."""
+def leaves_convolution(block: str, input: Geometry, threads: int, gradients: bool) -> bool:
+    """Whether PyTorch's convolution and the rest in one operator are predicted to be faster.
+
+    `gradients`: whether any are wanted.
+    """
+    sizes, strides, dtype, _ = input
     description = describe(block)
     conv, mode = description.conv, _MODES.get(dtype)
     if conv is None or mode is None or not description.tail or 0 in sizes:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _eager, _fallback, _library, _numerics, tuning
-from onepass._autograd import Stages, differentiable_again, is_exporting
+from onepass._autograd import Stages, applied, differentiable_again, is_exporting
 from onepass._conv_gradients import memory_format
 from onepass._description import Description, constant, describe
 from onepass._fallback import Site
@@ -44,8 +44,8 @@ def apply(
     if words is not None:
         if any(_wanted(input, parameters)):
             if description.after_conv is None:
-                return _Convolution.apply(description, words, site, input, *parameters)
-            return _Whole.apply(block, words, site, input, *parameters)
+                return applied(_Convolution, (description, words, site), (input, *parameters))
+            return applied(_Whole, (block, words, site), (input, *parameters))
         operator = torch.ops.onepass.whole_forward.default
         return _call(operator, input, parameters, block, words[0], counter(site, input))
     count = description.conv_parameters
@@ -76,7 +76,7 @@ def _convolve(
     if alone is not None and any(_wanted(input, parameters)):
         words = _words_of_whole(alone, input, parameters, None, policy)
         if words is not None:
-            return _Convolution.apply(alone, words, site, input, *parameters)
+            return applied(_Convolution, (alone, words, site), (input, *parameters))
     return _eager.convolve(description.conv, input, *parameters)
 
 
@@ -343,7 +343,7 @@ def _run_tail(
         return output if out_dtype is None else output.to(out_dtype)
     words = _numerics.tail_words(_policy_of(site))
     if differentiate and torch.is_grad_enabled() and not is_exporting():
-        return _Tail.apply(description.text, out_dtype, words, input, *parameters)
+        return applied(_Tail, (description.text, out_dtype, words), (input, *parameters))
     return _call(torch.ops.onepass.forward.default, input, parameters, description.text, out_dtype, words)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from onepass import _cpu, _cuda, _eager, _fallback, _library
-from onepass._autograd import gradients_of, is_exporting
+from onepass._autograd import applied, gradients_of, is_exporting
 from onepass._description import Description, describe
 from onepass._differentiable import Differentiable
 from onepass._fakes import fake_forward
@@ -79,18 +79,19 @@ def run_block(
     parameters: Sequence[Tensor],
     out_dtype: torch.dtype | None,
     site: Site | str,
-    of_modules: bool = False,
+    geometry: _cpu.Geometry | None = None,
     exporting: bool = False,
     settled: tuple[int, ...] = (),
 ) -> Tensor:
     """As apply, where nothing transforms or records PyTorch's operators.
 
-    `of_modules`: raises TypeError for tensors of several types, which PyTorch's modules may refuse; on a CPU
-    PyTorch's convolution runs where it is faster. `exporting`: torch.export records the call. `settled`: the
-    numbers of parameters that leave the type as it is, those of batch norms and of operations in place.
+    `geometry`: the input's where the call stands for modules; it raises TypeError for tensors of several
+    types, which PyTorch's modules may refuse, and on a CPU PyTorch's convolution runs where it is faster.
+    `exporting`: torch.export records the call. `settled`: the numbers of parameters that leave the type as it
+    is, those of batch norms and of operations in place.
     """
     if input.is_cuda:
-        if of_modules:
+        if geometry is not None:
             _require_one_type(input, parameters, "cuda", settled)
         if settled and out_dtype is None:
             out_dtype = _settled_type(block, input, parameters, settled)
@@ -111,21 +112,28 @@ def run_block(
         same = same and parameter.dtype is dtype
         differentiate = differentiate or (grad and parameter.requires_grad)
     if not same:
-        if of_modules:
+        if geometry is not None:
             _require_one_type(input, parameters, "cpu", settled)
         out_dtype = out_dtype or result_dtype(describe(block), input, parameters, low, settled=settled)
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
-    if of_modules and _cpu.leaves_convolution(block, input, differentiate):
-        return _run_apart(describe(block), input, parameters, out_dtype, site, settled)
+    if geometry is not None:
+        try:
+            apart = _cpu.leaves_convolution(block, geometry, torch.get_num_threads(), differentiate)
+        except TypeError:  # symbolic sizes have no hash
+            apart = False
+        if apart:
+            return _run_apart(describe(block), input, parameters, out_dtype, site, settled)
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
-        return Differentiable.apply(block, out_dtype, input, *parameters)
-    return _forward(input, parameters, block, out_dtype)
+        return applied(Differentiable, (block, out_dtype), (input, *parameters))
+    if geometry is None:  # torch.compile may trace it, which does not know the other
+        return _forward(input, parameters, block, out_dtype)
+    return _forward_now(input, parameters, block, out_dtype)
 
 
 def _settled_type(
@@ -150,12 +158,14 @@ def _run_apart(
     count = description.conv_parameters
     convolved = _eager.convolve(description.conv, input, *parameters[:count])
     settled = tuple(number - count for number in settled)
+    geometry = _cpu.geometry_of(convolved)
     return run_block(
-        description.tail, convolved, parameters[count:], out_dtype, site, of_modules=True, settled=settled
+        description.tail, convolved, parameters[count:], out_dtype, site, geometry, settled=settled
     )
 
 
 _forward = torch.ops.onepass.forward.default if _library.available() else None
+_forward_now = getattr(_forward, "_op", _forward)  # what it calls itself, without a frame: 0.3 us
 
 
 def _require_one_type(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onepass import _batch_norm, _cuda, _fallback, _ops
+from onepass import _batch_norm, _cpu, _cuda, _fallback, _ops
 from onepass._description import Norm, describe
 from onepass._fallback import Site
 from onepass._match import Chain
@@ -34,7 +34,7 @@ class Call:
     key: str  # the block before any run
     site: Site  # counts the runs that left the fused path, and samples computed again
     bare: bool = False  # a convolution and its batch norm, nothing else
-    input: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device] | None = None
+    input: _cpu.Geometry | None = None
 
     def renewed(self, said: set[str]) -> Call:
         """For a copy of the module: nothing has run yet."""
@@ -251,11 +251,11 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
             if is_single is not None and shape[-1] <= narrow and is_single(shape_of(input)):
                 return original(module, *externals)  # which raises
             call.block = block
-            call.input = (shape, input.stride(), dtype, input.device)
+            call.input = geometry = (shape, input.stride(), dtype, input.device)
             try:
                 if settled:
                     parameters = _with_norms(parameters, dtype)
-                output = _ops.run_block(block, input, parameters, None, call.site, True, settled=settled)
+                output = _ops.run_block(block, input, parameters, None, call.site, geometry, settled=settled)
             except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
                 return _redo(call, original, module, externals, error)
         return output.reshape(output.shape + ones) if ones else output
@@ -270,7 +270,7 @@ def _is_whole(text: str, input: Tensor, given: list[Any], call: Call) -> bool:
     if torch.compiler.is_compiling():
         return False
     *conv, (mean, _, weight, bias, _) = given
-    call.input = (input.shape, input.stride(), input.dtype, input.device)
+    call.input = _cpu.geometry_of(input)
     scale = mean if weight is None else weight
     shift = scale if bias is None or scale.requires_grad else bias
     one_type = input.dtype is torch.float32  # that of scale and shift

@@ -223,7 +223,8 @@ def _plan(call: Call) -> str | None:
     layout = format_of(sizes, strides)
     try:
         how = {"dtype": dtype, "layout": layout, "device": device, "numerics": call.site.numerics}
-        if device.type == "cpu" and _cpu.is_left(call.block, sizes, strides, dtype, torch.get_num_threads()):
+        threads = torch.get_num_threads()
+        if device.type == "cpu" and _cpu.leaves_convolution(call.block, call.input, threads, False):
             description = describe(call.block)
             tail = explain(description.tail, description.conv_output_shape(sizes), **how)
             return f"-> PyTorch's own convolution, then {_chosen(tail).removeprefix('* ')}"

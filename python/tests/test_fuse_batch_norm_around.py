@@ -139,7 +139,7 @@ def test_scale_and_shift_refuses_tensors_that_do_not_belong_together(wrong: Tens
 def test_a_convolution_that_pytorch_computes_faster_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cpu, "_ARM", {"f32": dict.fromkeys(("wide", "thin", "tap"), 1e15)})
     monkeypatch.setattr(_cpu, "_X86", _cpu._ARM)
-    _cpu.is_left.cache_clear()
+    _cpu.leaves_convolution.cache_clear()
     try:
         twins = Twins(resnet)
         twins.edit(lambda m: m.eval())
@@ -148,13 +148,14 @@ def test_a_convolution_that_pytorch_computes_faster_is_left_to_it(monkeypatch: p
         left = [plan.startswith("-> PyTorch's own convolution, then tail") for plan in plans]
         assert sum(left) > len(left) / 2, plans  # the smallest blocks are faster in one call
     finally:
-        _cpu.is_left.cache_clear()
+        _cpu.leaves_convolution.cache_clear()
 
 
 def test_wide_convolutions_of_16_bits_are_pytorchs_and_thin_ones_are_not() -> None:
     def is_left(channels: int, dtype: torch.dtype) -> bool:
         text = f"conv2d({channels},{channels},k=3,p=1) | relu"
-        return _cpu.leaves_convolution(text, torch.empty(2, channels, 28, 28, dtype=dtype), False)
+        x = torch.empty(2, channels, 28, 28, dtype=dtype)
+        return _cpu.leaves_convolution(text, _cpu.geometry_of(x), torch.get_num_threads(), False)
 
     assert is_left(256, torch.bfloat16) and not is_left(16, torch.bfloat16)
     assert not is_left(16, torch.float32) and not is_left(64, torch.float64)

@@ -427,6 +427,24 @@ def test_transforms_of_torch_func_run_the_stages(text: str) -> None:
         assert found.count_nonzero() > 0
 
 
+@pytest.mark.parametrize("text", [TAIL, BLOCKS[2]])
+def test_a_tensor_that_outlived_a_transform_has_its_gradient(text: str) -> None:
+    x, parameters = example(text)
+    x.requires_grad_()
+    kept: list[Tensor] = []
+
+    def loss(a: Tensor) -> Tensor:
+        kept.append(a)
+        return a.square().sum()
+
+    torch.func.grad(loss)(x)
+    found, wanted = (
+        torch.autograd.grad(by(text, kept[0], parameters).tanh().sum(), x)[0] for by in (apply, _eager.run)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert found.count_nonzero() > 0
+
+
 def test_checkpointing() -> None:
     text = BLOCKS[2]
     x, parameters = example(text)
@@ -716,7 +734,9 @@ def test_depthwise_convolutions_with_channels_last_are_pytorchs_without_gradient
     block = "conv2d(64,64,k=3,groups=64) | group_norm(8) | relu"
     x = torch.empty(2, 64, 56, 56)
     last = x.to(memory_format=torch.channels_last)
-    assert _cpu.leaves_convolution(block, last, False)
-    assert not _cpu.leaves_convolution(block, last, True)
-    assert not _cpu.leaves_convolution(block, x, False)
-    assert not _cpu.leaves_convolution(block, last.bfloat16(), False)
+
+    def is_left(input: torch.Tensor, gradients: bool = False) -> bool:
+        return _cpu.leaves_convolution(block, _cpu.geometry_of(input), torch.get_num_threads(), gradients)
+
+    assert is_left(last)
+    assert not (is_left(last, gradients=True) or is_left(x) or is_left(last.bfloat16()))

@@ -45,13 +45,18 @@ void put(StableIValue* stack, const std::tuple<T...>& results) {
              results);
 }
 
-// Error becomes std::invalid_argument, which arrives in Python as ValueError.
+// The last Error of this thread that an operator threw.
+std::string& last_refusal();
+
+// Error becomes std::invalid_argument, which arrives in Python as ValueError; from PyTorch 2.15 on as
+// RuntimeError, which the package tells from others by last_refusal.
 template <auto function, class Result, class... Parameters, size_t... index>
 void call(StableIValue* stack, Result (*)(Parameters...), std::index_sequence<index...>) {
   std::tuple<std::decay_t<Parameters>...> arguments{Taken<std::decay_t<Parameters>>::from(stack[index])...};
   try {
     put(stack, std::apply(function, std::move(arguments)));
   } catch (const Error& error) {
+    last_refusal() = error.what();
     throw std::invalid_argument(error.what());
   }
 }

@@ -408,7 +408,14 @@ std::string explain_backward(const std::string& block, const std::vector<int64_t
 
 std::string describe_text(const std::string& block) { return describe(Block::parse(block)); }
 
+std::string refusal() { return last_refusal(); }
+
 }  // namespace
+
+std::string& last_refusal() {
+  static thread_local std::string text;
+  return text;
+}
 
 STABLE_TORCH_LIBRARY(onepass, library) {
   library.def(
@@ -437,6 +444,7 @@ STABLE_TORCH_LIBRARY(onepass, library) {
   library.def("explain_backward(str block, int[] sizes, str dtype, str layout, int threads) -> str");
   library.def("describe(str block) -> str");
   library.def("describe_library() -> str");
+  library.def("last_refusal() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, library) {
@@ -454,6 +462,7 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("explain_backward", boxed<explain_backward>);
   library.impl("describe", boxed<describe_text>);
   library.impl("describe_library", boxed<describe_library>);
+  library.impl("last_refusal", boxed<refusal>);
 }
 
 }  // namespace onepass::torch_binding

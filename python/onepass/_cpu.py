@@ -80,7 +80,7 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
         with _disable_current_modes():  # those of a tracer at work
             whole = predicted(block, sizes, *how)
             tail = predicted(description.tail, description.conv_output_shape(sizes), *how)
-    except ValueError:  # sizes that the block does not take: the operator says so
+    except (ValueError, RuntimeError):  # sizes that the block does not take: the operator says so
         return False
     whole += CALL + PACKED * conv.weights
     convolution = 2 * conv.multiply_adds(sizes) / rate

@@ -357,13 +357,12 @@ def _call(operator: Any, *arguments: Any) -> Any:
     """
     try:
         return operator(*arguments)
-    except RuntimeError as error:
-        if str(error).startswith("CUDA out of memory."):
-            raise torch.OutOfMemoryError(str(error)) from None
-        raise
-    except ValueError as error:
-        if str(error).startswith("kernel ") and " compile" in str(error):
-            raise BuildFailed(str(error).splitlines()[0]) from error
+    except (RuntimeError, ValueError) as error:
+        text = str(error)
+        if text.startswith("CUDA out of memory."):
+            raise torch.OutOfMemoryError(text) from None
+        if text.startswith("kernel ") and " compile" in text:
+            raise BuildFailed(text.splitlines()[0]) from error
         raise
 
 

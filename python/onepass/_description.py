@@ -207,6 +207,7 @@ def _attribute_of(text: str) -> str:
     return name
 
 
+@_library.with_refusals
 def _remember(text: str) -> Description:
     _library.require()
     described = json.loads(torch.ops.onepass.describe(text))

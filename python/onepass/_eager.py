@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass._description import Conv, Mean, Norm, Pointwise, Stage, describe
 
@@ -24,11 +25,29 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "tanh": lambda x, a, b: torch.tanh(x),
     "mish": lambda x, a, b: F.mish(x),
     "softplus": lambda x, a, b: F.softplus(x),
-    "clamp": lambda x, a, b: torch.clamp(x, a, b),
+    "clamp": lambda x, a, b: _clamp(x, a, b),
     "hardtanh": lambda x, a, b: F.hardtanh(x, a, b),
     "mul": lambda x, a, b: x * a,
     "add": lambda x, a, b: x + a,
 }
+
+
+def _passes_limits() -> bool:
+    """Asks the formula itself: a backward pass would start threads, after which a process cannot fork."""
+    with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
+        x = torch.zeros(1, device="cpu", requires_grad=True)
+        return bool(x.clamp(min=0).grad_fn(torch.ones(1, device="cpu")))
+
+
+# Whether the gradient of PyTorch's clamp is 1 at its limits: up to 2.14. Later it is 0, as that of hardtanh.
+CLAMP_PASSES_LIMITS = _passes_limits()
+
+
+def _clamp(x: Tensor, low: float, high: float) -> Tensor:
+    """The language's clamp: its gradient is 1 at the limits."""
+    clamped = torch.clamp(x, low, high)
+    return clamped if CLAMP_PASSES_LIMITS else torch.where((x >= low) & (x <= high), x, clamped.detach())
+
 
 _CONVS = {
     False: (F.conv1d, F.conv2d, F.conv3d),

@@ -117,8 +117,9 @@ class Names(Fact):
     names: tuple[str, ...] = dataclasses.field(compare=False)
 
     def condition(self, code: Code) -> None:
-        names = code.constant(list(self.names))
-        code.add(f"[*{code.member(self.path, self.kind)}] == {names}")
+        # Dynamo of PyTorch 2.15 has no guard for [*members].
+        members = code.member(self.path, self.kind)
+        code.add(f"{code.builtin(tuple)}({members}) == {code.constant(self.names)}")
 
     def why(self, module: nn.Module, root: nn.Module) -> str | None:
         if tuple(vars(module)[self.kind]) == self.names:

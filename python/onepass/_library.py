@@ -6,12 +6,15 @@ import functools
 import hashlib
 import json
 import pathlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 __version__ = "0.1.0"
 
 OLDEST_TORCH = (2, 10)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 PATH = pathlib.Path(__file__).with_name("lib_onepass_torch.so")
 
 
@@ -67,6 +70,25 @@ def unavailable_reason() -> str | None:
         ready
     """
     return _reason
+
+
+def refusal(error: RuntimeError) -> Exception:
+    """The error as what it is: PyTorch 2.15 and newer bring the library's ValueError as RuntimeError."""
+    own = torch.ops.onepass.last_refusal()
+    return ValueError(own) if own and str(error) == own else error
+
+
+def with_refusals(function: _Function) -> _Function:
+    """Lets a function of the operators raise ValueError where the library refuses."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            raise refusal(error) from None
+
+    return run  # type: ignore[return-value]
 
 
 @functools.cache

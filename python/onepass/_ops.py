@@ -40,7 +40,10 @@ def apply(
     if transforming() or forward_ad._current_level >= 0 or tracing():
         reason = _fallback.why_transformed()
         return _run_stages(block, input, parameters, out_dtype, counter, reason)
-    return run_block(block, input, parameters, out_dtype, counter)
+    try:
+        return run_block(block, input, parameters, out_dtype, counter)
+    except RuntimeError as error:
+        raise _library.refusal(error) from None
 
 
 def _run_stages(

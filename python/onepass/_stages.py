@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from onepass._eager import CLAMP_PASSES_LIMITS
 from onepass._shadow import class_of
 from onepass._stage import Affine, Attribute, BatchNorm, NoMatch, Stage
 
@@ -75,7 +76,8 @@ def _clamp(input: Any, min: Any = None, max: Any = None, inplace: Any = False) -
     if min is None and max is None:
         raise NoMatch
     low, high = -math.inf if min is None else min, math.inf if max is None else max
-    return _activation(f"clamp({_limit(low)},{_limit(high)})", input, inplace)
+    name = "clamp" if CLAMP_PASSES_LIMITS or low > high else "hardtanh"
+    return _activation(f"{name}({_limit(low)},{_limit(high)})", input, inplace)
 
 
 def _clamp_min(input: Any, min: Any, inplace: Any = False) -> Stage:

@@ -17,6 +17,7 @@ _DTYPES = {torch.float64: "f64", **_cuda_explain.DTYPES}
 _LAYOUTS = {torch.contiguous_format: "nchw", torch.channels_last: "nhwc", torch.channels_last_3d: "nhwc"}
 
 
+@_library.with_refusals
 def explain(
     block: Block | str | Callable[..., Any],
     sizes: Sequence[int] = (),

@@ -9,9 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onepass import _eager
+
 inf, nan = math.inf, math.nan
 
 Function = Callable[[Tensor], Tensor]
+
+
+def clamp(x: Tensor, low: float, high: float) -> Tensor:
+    """PyTorch's where its gradient is 1 at its limits, as it was up to 2.14."""
+    if _eager.CLAMP_PASSES_LIMITS:
+        return x.clamp(low, high)
+    return torch.where((x >= low) & (x <= high), x, x.detach().clamp(low, high))
+
 
 # Each activation of the language as PyTorch code.
 ACTIVATIONS: dict[str, Function] = {
@@ -30,12 +40,12 @@ ACTIVATIONS: dict[str, Function] = {
     "tanh": torch.tanh,
     "mish": F.mish,
     "softplus": F.softplus,
-    "clamp(-1,2)": lambda x: x.clamp(-1, 2),
-    "clamp(0,inf)": lambda x: x.clamp(min=0),
-    "clamp(-inf,6)": lambda x: x.clamp(max=6),
-    "clamp(-inf,inf)": lambda x: x.clamp(-inf, inf),
-    "clamp(2,-1)": lambda x: x.clamp(2, -1),
-    "clamp(1,1)": lambda x: x.clamp(1, 1),
+    "clamp(-1,2)": lambda x: clamp(x, -1, 2),
+    "clamp(0,inf)": lambda x: clamp(x, 0, inf),
+    "clamp(-inf,6)": lambda x: clamp(x, -inf, 6),
+    "clamp(-inf,inf)": lambda x: clamp(x, -inf, inf),
+    "clamp(2,-1)": lambda x: clamp(x, 2, -1),
+    "clamp(1,1)": lambda x: clamp(x, 1, 1),
     "hardtanh(-1,1)": F.hardtanh,
     "hardtanh(-3,3)": lambda x: F.hardtanh(x, -3, 3),
     "hardtanh(0,inf)": lambda x: F.hardtanh(x, 0, inf),

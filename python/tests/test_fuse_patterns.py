@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from fuse_support import blocks, check, reasons
 from torch import Tensor, nn
 
-from onepass import fuse
+from onepass import _eager, fuse
 
+# By its gradient at the limits.
+CLAMP = "clamp" if _eager.CLAMP_PASSES_LIMITS else "hardtanh"
 WORKLOADS = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -88,14 +90,14 @@ ACTIVATION_CODE = [
     (lambda x: F.threshold(x, 0, 0.0), "relu"),
     (lambda x: torch.threshold(x, 0, 0), "relu"),
     (lambda x: torch.threshold_(x, 0, 0), "relu"),
-    (lambda x: x.clamp(min=0), "clamp(0,inf)"),
-    (lambda x: x.clamp_(max=0.5), "clamp(-inf,0.5)"),
-    (lambda x: x.clamp_min(-0.5), "clamp(-0.5,inf)"),
-    (lambda x: torch.clamp_min_(x, 0), "clamp(0,inf)"),
-    (lambda x: torch.clamp_max(x, 0.5), "clamp(-inf,0.5)"),
-    (lambda x: x.clamp_max_(max=1), "clamp(-inf,1)"),
+    (lambda x: x.clamp(min=0), f"{CLAMP}(0,inf)"),
+    (lambda x: x.clamp_(max=0.5), f"{CLAMP}(-inf,0.5)"),
+    (lambda x: x.clamp_min(-0.5), f"{CLAMP}(-0.5,inf)"),
+    (lambda x: torch.clamp_min_(x, 0), f"{CLAMP}(0,inf)"),
+    (lambda x: torch.clamp_max(x, 0.5), f"{CLAMP}(-inf,0.5)"),
+    (lambda x: x.clamp_max_(max=1), f"{CLAMP}(-inf,1)"),
     (lambda x: torch.clip(x, 0.5, -0.5), "clamp(0.5,-0.5)"),
-    (lambda x: x.clip(float("-inf"), 1), "clamp(-inf,1)"),
+    (lambda x: x.clip(float("-inf"), 1), f"{CLAMP}(-inf,1)"),
     (lambda x: F.hardtanh(x), "hardtanh(-1,1)"),
     (lambda x: F.hardtanh(x, -0.5, max_val=0.25, inplace=True), "hardtanh(-0.5,0.25)"),
     (lambda x: F.hardtanh_(x, 0, 1), "hardtanh(0,1)"),
@@ -106,8 +108,8 @@ ACTIVATION_CODE = [
     (lambda x: F.softplus(x), "softplus"),
     (lambda x: F.elu(x), "elu(1)"),
     (lambda x: F.tanh(x), "tanh"),
-    (lambda x: x.clamp(-1, 0.5), "clamp(-1,0.5)"),
-    (lambda x: torch.clamp(x, min=-1, max=1), "clamp(-1,1)"),
+    (lambda x: x.clamp(-1, 0.5), f"{CLAMP}(-1,0.5)"),
+    (lambda x: torch.clamp(x, min=-1, max=1), f"{CLAMP}(-1,1)"),
     (lambda x: x * 0.5, "mul(0.5)"),
     (lambda x: 3 + x, "add(3)"),
     (lambda x: x - 0.25, "add(-0.25)"),

@@ -21,6 +21,7 @@ from onepass.optimizing import measure
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TAIL = "swish | group_norm(4) | hardswish"
+REFUSED = (ValueError, RuntimeError)  # by an operator itself: the former up to PyTorch 2.14
 
 pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason()))
 
@@ -323,10 +324,10 @@ def test_block_operators(text: str, alone: bool) -> None:
 def test_block_operators_refuse_what_does_not_fit() -> None:
     text = "conv2d(3,4) | relu"
     x, parameters = example(text)
-    with pytest.raises(ValueError, match="must have a convolution"):
+    with pytest.raises(REFUSED, match="must have a convolution"):
         torch.ops.onepass.block_forward(x, [], "relu")
     output, activation, statistics = torch.ops.onepass.block_forward(x, parameters, text)
-    with pytest.raises(ValueError, match="1 parameters and wanted of 2 values, must be"):
+    with pytest.raises(REFUSED, match="1 parameters and wanted of 2 values, must be"):
         torch.ops.onepass.block_backward(
             output, x, activation, parameters[:1], statistics, text, [True, True]
         )
@@ -589,7 +590,7 @@ def test_errors(text: str, x: Tensor, parameters: list[Tensor], kind: type, sent
 
 def test_statistics_of_a_wrong_size_are_refused() -> None:
     x = torch.randn(2, 8, 4)
-    with pytest.raises(ValueError, match="statistics"):
+    with pytest.raises(REFUSED, match="statistics"):
         torch.ops.onepass.backward(x, x, [], torch.ones(3), "group_norm(4,affine=false)", [True])
 
 

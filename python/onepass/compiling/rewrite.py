@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,8 +150,10 @@ def _start(text: str) -> int:
 def _place_of(node: fx.Node) -> str:
     """The module that computes the node, else the line of code."""
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    inner = modules[-1].removeprefix("L['self']").lstrip(".") if modules else ""
-    return inner.replace("._modules['", ".").replace("']", "") or _line_of(node)
+    path = modules[-1].replace("._modules['", ".").replace("']", "") if modules else ""
+    root, _, inner = re.sub(r"^[LG]\['", "", path).partition(".")
+    names = [name for name in (root, inner) if name and name not in ("self", "fn")]  # what is compiled itself
+    return ".".join(names) or _line_of(node)
 
 
 def _line_of(node: fx.Node) -> str:

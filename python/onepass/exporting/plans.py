@@ -93,7 +93,7 @@ class Planner:
         arguments = (problem.block, problem.sizes, problem.mode, problem.layout, self.device)
         try:
             return torch.ops.onepass.cuda_is_worth_fusing(*arguments)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise NotExported(str(error)) from None
 
     def is_worth_training(self, problem: Problem) -> bool:
@@ -106,7 +106,7 @@ class Planner:
         how = (problem.block, problem.sizes, problem.mode, problem.layout, self.device)
         try:
             plan = json.loads(torch.ops.onepass.cuda_export(*how, what, problem.wanted))
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise NotExported(str(error)) from None
         kernels = [self._kernel(name, kernel, plan) for kernel in plan["kernels"]]
         return Operator(name, what, problem, plan["strategy"], plan["explained"], kernels, plan)

@@ -28,18 +28,32 @@ BackwardProblem tail(std::string_view text) {
   return BackwardProblem(Problem::parse(text, Device::cpu(thread_count)));
 }
 
-// On every target.
+// The rows that take the problem, but the reference.
+std::vector<std::string> rows_of(const BackwardProblem& problem) {
+  std::vector<std::string> rows;
+  for (const Candidate& candidate : candidates(problem)) {
+    if (candidate.reason.empty() && candidate.strategy != "reference_backward")
+      rows.push_back(candidate.strategy);
+  }
+  return rows;
+}
+
+// On every target, by every row.
 GradientComparison check(const BackwardProblem& problem, Distribution distribution, uint64_t seed,
-                         Executor& executor, const std::string& strategy = "tail_backward") {
+                         Executor& executor) {
   GradientComparison total;
   const BackwardOperands operands = random_backward_operands(problem, distribution, seed);
+  const std::vector<std::string> rows = rows_of(problem);
+  EXPECT_FALSE(rows.empty()) << problem.text();
   for (const std::string& target : cpu_targets()) {
-    SCOPED_TRACE(target + " " + std::string(name(distribution)) + " seed " + std::to_string(seed) + ": " +
-                 problem.text());
-    const BackwardPlan backward = plan_backward(problem, {strategy, target});
-    const GradientComparison comparison = compare(problem, operands, run(backward, operands, executor));
-    EXPECT_EQ(comparison.errors, "");
-    total += comparison;
+    for (const std::string& row : rows) {
+      SCOPED_TRACE(target + " " + row + " " + std::string(name(distribution)) + " seed " +
+                   std::to_string(seed) + ": " + problem.text());
+      const BackwardPlan backward = plan_backward(problem, {row, target});
+      const GradientComparison comparison = compare(problem, operands, run(backward, operands, executor));
+      EXPECT_EQ(comparison.errors, "");
+      total += comparison;
+    }
   }
   return total;
 }
@@ -118,7 +132,7 @@ TEST(TailBackward, HasTheCornersOfTheReference) {
 // An f32 element that is 0.1 rounded is at a limit of 0.1, which as a double is below it.
 TEST(TailBackward, LimitsAreRoundedAsElementsAre) {
   SerialExecutor executor;
-  for (const char* const strategy : {"reference_backward", "tail_backward"}) {
+  for (const char* const strategy : {"reference_backward", "tail_backward", "tail_backward_slabs"}) {
     for (const char* const text : {"clamp(-1,0.1) @ 1x1x2", "hardtanh(-1,0.7) @ 1x1x2"}) {
       const BackwardProblem problem(Problem::parse(text));
       BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 1);
@@ -151,14 +165,17 @@ TEST(TailBackward, ComputesAnySubsetOfTheGradients) {
         "channel_add | tanh | residual_add | prelu @ 2x6x11", "group_norm(2) | prelu | mean @ 2x6x11"}) {
     BackwardProblem problem = tail(text);
     const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 4);
-    const GradientValues all = run(plan_backward(problem), operands, executor).gradients;
-    for (unsigned subset = 0; subset < 1u << problem.wanted.size(); ++subset) {
-      for (size_t i = 0; i < problem.wanted.size(); ++i) problem.wanted[i] = (subset >> i & 1u) != 0;
-      SCOPED_TRACE(problem.text());
-      const BackwardOutcome outcome = run(plan_backward(problem, {"tail_backward", ""}), operands, executor);
-      EXPECT_EQ(compare(problem, operands, outcome).errors, "");
-      for (size_t i = 1; i < problem.wanted.size(); ++i) {
-        EXPECT_TRUE(!problem.wanted[i] || outcome.gradients[i] == all[i]) << "other bits when alone";
+    for (const char* const row : {"tail_backward", "tail_backward_slabs"}) {
+      problem.wanted.assign(problem.wanted.size(), true);
+      const GradientValues all = run(plan_backward(problem, {row, ""}), operands, executor).gradients;
+      for (unsigned subset = 0; subset < 1u << problem.wanted.size(); ++subset) {
+        for (size_t i = 0; i < problem.wanted.size(); ++i) problem.wanted[i] = (subset >> i & 1u) != 0;
+        SCOPED_TRACE(row + (" " + problem.text()));
+        const BackwardOutcome outcome = run(plan_backward(problem, {row, ""}), operands, executor);
+        EXPECT_EQ(compare(problem, operands, outcome).errors, "");
+        for (size_t i = 1; i < problem.wanted.size(); ++i) {
+          EXPECT_TRUE(!problem.wanted[i] || outcome.gradients[i] == all[i]) << "other bits when alone";
+        }
       }
     }
   }
@@ -185,7 +202,7 @@ TEST(ConvBackward, AgreesWithTheReferenceOnTheConvolutionsOfTheList) {
     if (!refusal_of(problem, "conv_backward").empty()) continue;
     ++convolutions;
     for (const Distribution distribution : {Distribution::normal, Distribution::offset_100})
-      check(problem, distribution, seed++, executor, "conv_backward");
+      check(problem, distribution, seed++, executor);
   }
   EXPECT_GT(convolutions, 150);
 }
@@ -203,7 +220,7 @@ TEST(ConvBackward, AgreesWithTheReferenceOnRandomConvolutions) {
       problem.wanted[0] = false;
     }
     const Distribution distribution = seed % 2 == 0 ? Distribution::normal : Distribution::uniform;
-    check(problem, distribution, seed, executor, "conv_backward");
+    check(problem, distribution, seed, executor);
   }
   EXPECT_LT(refused, count / 4);
 }
@@ -231,7 +248,7 @@ TEST(ConvBackward, AgreesWithTheReferenceOnLargerConvolutions) {
   };
   uint64_t seed = 6000;
   for (const char* const text : texts)
-    check(tail(text), Distribution::normal, seed++, executor, "conv_backward");
+    check(tail(text), Distribution::normal, seed++, executor);
 }
 
 TEST(ConvBackward, ComputesAnySubsetOfTheGradients) {
@@ -274,14 +291,16 @@ TEST(ConvBackward, SaysWhatItRefuses) {
 }
 
 void check_bits(const std::function<BackwardProblem(Device)>& make_problem, uint64_t seed) {
-  GradientValues first;
-  for (const int threads : {1, 2, 3, 7}) {
-    const BackwardProblem problem = make_problem(Device::cpu(threads));
-    ThreadExecutor executor(threads);
-    const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, seed);
-    GradientValues gradients = run(plan_backward(problem), operands, executor).gradients;
-    if (threads == 1) first = gradients;
-    EXPECT_TRUE(same_bits(first, gradients)) << threads << " threads: " << problem.text();
+  for (const std::string& row : rows_of(make_problem(Device::cpu(1)))) {
+    GradientValues first;
+    for (const int threads : {1, 2, 3, 7}) {
+      const BackwardProblem problem = make_problem(Device::cpu(threads));
+      ThreadExecutor executor(threads);
+      const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, seed);
+      GradientValues gradients = run(plan_backward(problem, {row, ""}), operands, executor).gradients;
+      if (threads == 1) first = gradients;
+      EXPECT_TRUE(same_bits(first, gradients)) << row << ", " << threads << " threads: " << problem.text();
+    }
   }
 }
 
@@ -312,13 +331,15 @@ TEST(TailBackward, GivesTheSameBitsOverItsInput) {
   ThreadExecutor executor(thread_count);
   int64_t overwritten = 0;
   const auto check_over_input = [&](const BackwardProblem& problem, uint64_t seed) {
-    const BackwardPlan backward = plan_backward(problem, {"tail_backward", ""});
-    if (!problem.wants_input() || !backward.may_overwrite_input()) return;
-    ++overwritten;
-    const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, seed);
-    EXPECT_TRUE(
-        same_bits(run(backward, operands, executor).gradients, run_over_input(backward, operands, executor)))
-        << "seed " << seed << ": " << problem.text();
+    for (const std::string& row : rows_of(problem)) {
+      const BackwardPlan backward = plan_backward(problem, {row, ""});
+      if (!problem.wants_input() || !backward.may_overwrite_input()) continue;
+      ++overwritten;
+      const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, seed);
+      EXPECT_TRUE(same_bits(run(backward, operands, executor).gradients,
+                            run_over_input(backward, operands, executor)))
+          << row << " seed " << seed << ": " << problem.text();
+    }
   };
   const uint64_t first = base_seed();
   const int64_t count = scaled(600);
@@ -430,7 +451,7 @@ TEST(BackwardPlan, RefusesWhatDoesNotFit) {
       [&] {
         plan_backward(good, {"tail", ""});
       },
-      "must be one of conv_backward, tail_backward, reference_backward");
+      "must be one of conv_backward, tail_backward_slabs, tail_backward, reference_backward");
   expect_error(
       [&] {
         plan_backward(tail("conv2d(3,4) @ 1x3x9x9"), {"tail_backward", ""});
@@ -454,7 +475,7 @@ TEST(BackwardPlan, RefusesWhatDoesNotFit) {
                "gradients");
   expect_error([&] { run_with([](BackwardArguments& a) { a.parameters.pop_back(); }); }, "parameters");
 
-  const BackwardPlan keeps = plan_backward(tail("swish | group_norm(2) @ 2x4x5x5"));
+  const BackwardPlan keeps = plan_backward(tail("swish | group_norm(2) @ 2x4x5x5"), {"tail_backward", ""});
   EXPECT_FALSE(keeps.may_overwrite_input());
   expect_error([&] { run_over_input(keeps, operands, executor); }, "reads again");
 }

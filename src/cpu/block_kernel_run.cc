@@ -249,7 +249,7 @@ void BlockKernel::apply_step(const Call& call, const Step& step, int64_t unit, i
   StepContext context{
       call.floats, &call.arguments.parameters, {}, worker_floats(call, worker) + panel_floats_};
   if (step.affine == Affine::norm) {
-    context.norm.first_channel = units_.at(unit).channels.begin;
+    context.norm.first_column = units_.at(unit).channels.begin;
     context.norm.centre = coefficients_of(call, unit);
     context.norm.scale = context.norm.centre + units_.channels + Chain::slack();
     context.norm.shift = context.norm.scale + units_.channels + Chain::slack();

@@ -96,7 +96,7 @@ class Builder {
     vector.parameter = next_;
     vector.per_sample = parameters_[next_].sizes.size() == 2;
     vector.offset = chain_.workspace_floats;
-    const int64_t count = chain_.channels * (vector.per_sample ? chain_.batch : 1);
+    const int64_t count = chain_.columns() * (vector.per_sample ? chain_.batch : 1);
     chain_.workspace_floats += count + Chain::slack();
     chain_.vectors.push_back(vector);
     ++next_;
@@ -113,7 +113,7 @@ class Builder {
 
 }  // namespace
 
-Chain::Chain(const Problem& problem) {
+Chain::Chain(const Problem& problem, int64_t columns_of_channel) : repeat(columns_of_channel) {
   const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
   batch = shape[0];
   channels = shape[1];
@@ -135,29 +135,35 @@ void Chain::load_parameters(const Problem& problem, const std::vector<const void
     const int64_t wanted = channels * (vector.per_sample ? batch : 1);
     for (int64_t i = 0; i < wanted; ++i) {
       const int64_t index = given == 1 ? 0 : i;
-      to[i] = static_cast<float>(load_element(spec.dtype, from + index * byte_size(spec.dtype)));
+      const double value = load_element(spec.dtype, from + index * byte_size(spec.dtype));
+      to = std::fill_n(to, repeat, static_cast<float>(value));
     }
-    std::fill_n(to + wanted, slack(), 0.0f);
+    std::fill_n(to, slack(), 0.0f);
   }
 }
 
-StepArguments Chain::step_arguments(const Isa& isa, const Step& step, const StepContext& context,
-                                    const Region& region, Orientation orientation, PanelView source) const {
-  const int64_t channel = region.channels.begin;
+StepArguments Chain::column_arguments(const Step& step, const StepContext& context, int64_t sample,
+                                      int64_t first_column) const {
   StepArguments s;
-  s.src = source.data;
-  s.src_stride = source.stride;
-  s.rows = region.rows(orientation);
-  s.cols = region.cols(orientation);
   s.a = step.a;
   s.b = step.b;
   if (step.affine == Affine::norm) {
-    const int64_t at = channel - context.norm.first_channel;
+    const int64_t at = first_column - context.norm.first_column;
     s.centre = context.norm.centre + at;
     s.scale = context.norm.scale + at;
     s.shift = context.norm.shift + at;
   }
-  if (step.vector >= 0) s.operand = values(step.vector, region.sample, context.floats) + channel;
+  if (step.vector >= 0) s.operand = values(step.vector, sample, context.floats) + first_column;
+  return s;
+}
+
+StepArguments Chain::step_arguments(const Isa& isa, const Step& step, const StepContext& context,
+                                    const Region& region, Orientation orientation, PanelView source) const {
+  StepArguments s = column_arguments(step, context, region.sample, region.channels.begin);
+  s.src = source.data;
+  s.src_stride = source.stride;
+  s.rows = region.rows(orientation);
+  s.cols = region.cols(orientation);
   if (step.tensor >= 0) {
     const TensorOperand& operand = tensors[static_cast<size_t>(step.tensor)];
     const PanelView view = panel_view(isa, operand.map, (*context.parameters)[operand.parameter], region,
@@ -170,7 +176,7 @@ StepArguments Chain::step_arguments(const Isa& isa, const Step& step, const Step
 
 const float* Chain::values(int vector, int64_t sample, const float* floats) const {
   const ParameterVector& v = vectors[static_cast<size_t>(vector)];
-  return floats + v.offset + (v.per_sample ? sample * channels : 0);
+  return floats + v.offset + (v.per_sample ? sample * columns() : 0);
 }
 
 }  // namespace onepass::cpu

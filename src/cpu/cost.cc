@@ -101,6 +101,16 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   return seconds / problem.device.threads + hand_out_seconds;
 }
 
+double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&) {
+  (void)isa;
+  return 1e-9 * static_cast<double>(element_count(problem.input.sizes)) * 1e-3;
+}
+
+double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const SlabBackward&) {
+  (void)isa;
+  return 1e-9 * static_cast<double>(element_count(problem.forward.input.sizes)) * 1e-3;
+}
+
 // A step taken back costs about as much as the step. Steps before the norm are recomputed in each pass and
 // differentiated in the last. Steps after it are recomputed and differentiated in each, unless the first pass
 // keeps its result.

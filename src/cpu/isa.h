@@ -109,6 +109,12 @@ struct NormGradientArguments {
   const float* slope = nullptr;
 };
 
+// Sums of two arrays, each element times its weight.
+struct WeightedSums {
+  double first = 0;
+  double second = 0;
+};
+
 // A panel's way to or from a tensor: element (r, c) lies at base + r * row_stride + c * col_stride elements.
 struct TransferArguments {
   float* panel = nullptr;
@@ -179,6 +185,8 @@ struct Isa {
   GradientFunction gradients[op_count][2][2][2] = {};  // [after the norm][orientation][of the argument too]
   void (*norm_sums[2])(const NormGradientArguments& arguments) = {};
   void (*norm_gradient[2])(const NormGradientArguments& arguments) = {};
+  WeightedSums (*weighted_sums)(const float* first, const float* second, const float* weights,
+                                int64_t count) = nullptr;  // weights null: 1
   // The largest magnitude in a panel; NaN where it has one.
   float (*largest)(const float* panel, int64_t stride, int64_t rows, int64_t cols) = nullptr;
   void (*load)(const TransferArguments& arguments) = nullptr;

@@ -10,6 +10,8 @@
 #include "cpu/conv_backward.h"
 #include "cpu/cost.h"
 #include "cpu/isa.h"
+#include "cpu/slab_backward.h"
+#include "cpu/slab_tail.h"
 #include "cpu/tail_backward.h"
 #include "onepass/plan.h"
 #include "plan/strategy.h"
@@ -41,6 +43,11 @@ std::string tail_refusal(const Problem& problem) {
   return common_refusal(problem);
 }
 
+std::string slab_tail_refusal(const Problem& problem) {
+  std::string reason = tail_refusal(problem);
+  return reason.empty() ? Slabs::refusal(problem) : reason;
+}
+
 std::string gradients_refusal(const BackwardProblem& problem) {
   bool f64 = problem.output_gradient.dtype == DType::f64;
   f64 |= problem.wants_input() && problem.input_gradient.dtype == DType::f64;
@@ -53,6 +60,11 @@ std::string gradients_refusal(const BackwardProblem& problem) {
 std::string tail_backward_refusal(const BackwardProblem& problem) {
   std::string reason = tail_refusal(problem.forward);
   return reason.empty() ? gradients_refusal(problem) : reason;
+}
+
+std::string slab_backward_refusal(const BackwardProblem& problem) {
+  std::string reason = tail_backward_refusal(problem);
+  return reason.empty() ? Slabs::refusal(problem.forward) : reason;
 }
 
 std::string conv_backward_refusal(const BackwardProblem& problem) {
@@ -105,11 +117,26 @@ extern const Strategy cpu_conv_pixel_lanes =
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);
 
+// The same where a panel holds whole slabs.
+extern const Strategy cpu_tail_slabs = {
+    "tail_slabs", cpu::slab_tail_refusal,
+    [](const Problem& problem, const PlanOptions& options) {
+      const cpu::Isa& isa = cpu::find_isa(options.target);
+      return cpu::predicted_seconds(problem, isa, cpu::SlabTail(problem, isa));
+    },
+    [](const Problem& problem, const PlanOptions& options) -> std::shared_ptr<const Kernel> {
+      return std::make_shared<const cpu::SlabTail>(problem, cpu::find_isa(options.target));
+    }};
+
 // The gradients of a convolution alone.
 extern const BackwardStrategy cpu_conv_backward =
     cpu::gradient_row<cpu::ConvBackward>("conv_backward", cpu::conv_backward_refusal);
 
-// The gradients of a block without one.
+// The gradients of a tail where a panel holds whole slabs.
+extern const BackwardStrategy cpu_tail_backward_slabs =
+    cpu::gradient_row<cpu::SlabBackward>("tail_backward_slabs", cpu::slab_backward_refusal);
+
+// The gradients of any block without a convolution.
 extern const BackwardStrategy cpu_tail_backward =
     cpu::gradient_row<cpu::TailBackward>("tail_backward", cpu::tail_backward_refusal);
 

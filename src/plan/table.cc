@@ -9,6 +9,7 @@ namespace onepass {
 
 extern const Strategy cpu_conv_channel_lanes;
 extern const Strategy cpu_conv_pixel_lanes;
+extern const Strategy cpu_tail_slabs;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
@@ -27,6 +28,7 @@ extern const Strategy cuda_gemm_mma;
 extern const Strategy cuda_direct;
 
 extern const BackwardStrategy cpu_conv_backward;
+extern const BackwardStrategy cpu_tail_backward_slabs;
 extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
 extern const BackwardStrategy cuda_tail_backward_slabs;
@@ -60,6 +62,7 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
   static constexpr std::array table{
       &cpu_conv_channel_lanes,
       &cpu_conv_pixel_lanes,
+      &cpu_tail_slabs,
       &cpu_tail,
       &reference_strategy,
   };
@@ -74,6 +77,7 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
   };
   static constexpr std::array table{
       &cpu_conv_backward,
+      &cpu_tail_backward_slabs,
       &cpu_tail_backward,
       &reference_backward_strategy,
   };

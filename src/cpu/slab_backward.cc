@@ -1,0 +1,374 @@
+// Gradients of tails of small slabs: what is wanted of each step, the way of a panel back, and the sums.
+#include "cpu/slab_backward.h"
+
+#include <algorithm>
+
+#include "block/convert.h"
+
+namespace onepass::cpu {
+namespace {
+
+constexpr int interleaved = static_cast<int>(Orientation::interleaved);
+
+// Samples whose sums are added in one chain of f32.
+constexpr int64_t most_chunk_samples = 16;
+// Tasks of a call, where there are as many.
+constexpr int64_t wanted_tasks = 64;
+
+// Panels that one panel's way touches: the inputs of the steps, dy and the gradient under way.
+int64_t live_panels(const Problem& problem) {
+  return static_cast<int64_t>(problem.block.stages().size()) + 2;
+}
+
+}  // namespace
+
+SlabBackward::SlabBackward(const BackwardProblem& problem, const Isa& isa)
+    : problem_(problem),
+      isa_(isa),
+      slabs_(problem.forward, live_panels(problem.forward), row_count),
+      chain_(problem.forward, slabs_.repeat),
+      steps_(chain_.before),
+      norm_at_(chain_.before.size()),
+      input_(problem.forward.input, slabs_),
+      mean_(problem.forward.block.has_mean()) {
+  steps_.insert(steps_.end(), chain_.after.begin(), chain_.after.end());
+  if (mean_) {
+    mean_gradient_ = TensorMap(problem.output_gradient);
+  } else {
+    output_gradient_ = SlabTensor(problem.output_gradient, slabs_);
+  }
+  if (problem.wants_input()) input_gradient_ = SlabTensor(problem.input_gradient, slabs_);
+  for (const TensorOperand& operand : chain_.tensors) {
+    tensors_.emplace_back(problem.forward.parameters[operand.parameter], slabs_);
+  }
+  choose_sums();
+  choose_steps();
+  const int64_t chunks = ceil_div(slabs_.batch, most_chunk_samples);
+  chunks_ = std::max<int64_t>(1, std::min(slabs_.batch, std::max(chunks, wanted_tasks / slabs_.panels)));
+  lay_out_workspace();
+}
+
+std::optional<size_t> SlabBackward::wanted(int vector) const {
+  if (vector < 0) return {};
+  const size_t parameter = chain_.vectors[static_cast<size_t>(vector)].parameter;
+  return problem_.wants_parameter(parameter) ? std::optional(parameter) : std::nullopt;
+}
+
+size_t SlabBackward::add_sum(size_t parameter, bool per_sample) {
+  sums_.push_back({parameter, per_sample});
+  return sums_.size() - 1;
+}
+
+void SlabBackward::choose_sums() {
+  if (const auto parameter = wanted(chain_.norm_bias)) bias_sum_ = add_sum(*parameter, false);
+  if (const auto parameter = wanted(chain_.norm_weight)) weight_sum_ = add_sum(*parameter, false);
+  for (const Step& step : steps_) {
+    StepArgument argument;
+    if (const auto parameter = wanted(step.vector)) {
+      argument.sum = add_sum(*parameter, chain_.vectors[static_cast<size_t>(step.vector)].per_sample);
+    } else if (step.tensor >= 0) {
+      const size_t tensor = chain_.tensors[static_cast<size_t>(step.tensor)].parameter;
+      if (problem_.wants_parameter(tensor)) {
+        argument.parameter = tensor;
+        argument.tensor = SlabTensor(problem_.parameter_gradients[tensor], slabs_);
+      }
+    }
+    arguments_.push_back(argument);
+  }
+}
+
+// How far back the way goes, from what is wanted.
+void SlabBackward::choose_steps() {
+  if (!problem_.wants_input()) {
+    const auto is_wanted = [](const StepArgument& argument) { return argument.sum || argument.parameter; };
+    const auto first = std::find_if(arguments_.begin(), arguments_.end(), is_wanted);
+    begin_ = static_cast<size_t>(first - arguments_.begin());
+  }
+  through_norm_ = slabs_.norm && (problem_.wants_input() || begin_ < norm_at_);
+  if (weight_sum_ || bias_sum_) begin_ = std::min(begin_, norm_at_);
+}
+
+void SlabBackward::lay_out_workspace() {
+  WorkspaceLayout layout(chain_.workspace_floats);
+  const auto count = static_cast<int64_t>(sums_.size());
+  partials_at_ = layout.take(chunks_ * count * slabs_.columns);
+  const auto panels = static_cast<int64_t>(steps_.size() + 1 + extra_panels);
+  worker_floats_ = panels * slabs_.panel_floats() + row_count * slabs_.column_floats();
+  workers_at_ = layout.take(worker_floats_ * problem_.forward.device.threads);
+  workspace_floats_ = layout.floats();
+}
+
+std::string SlabBackward::describe() const {
+  return slabs_.describe(isa_) +
+         "passes over the input and the output's gradient: 1\nsaved by forward: " +
+         (slabs_.norm ? "mean and rstd of each slab\n" : "nothing\n") +
+         (problem_.wants_input() ? std::string("the input's gradient may overwrite the input: ") +
+                                       (may_overwrite_input() ? "yes\n" : "no\n")
+                                 : "") +
+         "parts of the batch, summed apart: " + std::to_string(chunks_) +
+         "\nworkspace: " + std::to_string(workspace_bytes()) + " bytes, of which " +
+         std::to_string(worker_floats_ * 4) + " per thread\n";
+}
+
+// --------------------------------------------------------------------------------------------- running
+
+// Panel `index` of a worker: the gathered input, the inputs of the steps behind the first, then the extra
+// ones.
+float* SlabBackward::panel(const Work& work, size_t index) const {
+  return work.own + static_cast<int64_t>(index) * slabs_.panel_floats();
+}
+
+float* SlabBackward::row(const Work& work, Row which) const {
+  return panel(work, steps_.size() + 1 + extra_panels) + which * slabs_.column_floats();
+}
+
+// A sum over the samples of a chunk, for each column.
+float* SlabBackward::partial(float* floats, int64_t chunk, size_t sum) const {
+  const int64_t index = chunk * static_cast<int64_t>(sums_.size()) + static_cast<int64_t>(sum);
+  return floats + partials_at_ + index * slabs_.columns;
+}
+
+Range SlabBackward::samples_of(int64_t chunk) const { return even_part(slabs_.batch, chunks_, chunk); }
+
+void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Executor& executor) const {
+  auto* floats = static_cast<float*>(workspace);
+  chain_.load_parameters(problem_.forward, arguments.parameters, floats);
+  const int64_t tasks = slabs_.batch == 0 ? 0 : chunks_ * slabs_.panels;
+  executor.for_each(tasks, [&](int64_t task, int worker) {
+    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, 0, true, {}, {}, {}};
+    work.chunk = task / slabs_.panels;
+    const Range samples = samples_of(work.chunk);
+    for (int64_t sample = samples.begin; sample < samples.end; ++sample) {
+      work.first_of_chunk = sample == samples.begin;
+      work.region = slabs_.region(sample, task % slabs_.panels);
+      run_panel(work);
+    }
+  });
+  for (size_t sum = 0; sum < sums_.size(); ++sum) store_sum(floats, arguments, sum);
+}
+
+void SlabBackward::run_panel(Work& work) const {
+  work.x = input_.view(isa_, work.region, work.arguments.input, panel(work, 0));
+  if (slabs_.norm) prepare_norm(work);
+  // A norm's input is needed even where no step follows it.
+  const size_t inputs = slabs_.norm ? std::max(steps_.size(), norm_at_ + 1) : steps_.size();
+  for (size_t i = 0; i + 1 < inputs; ++i) {
+    StepArguments s = arguments_of(work, i);
+    const PanelView to = input_of(work, i + 1);
+    s.dst = const_cast<float*>(to.data);
+    s.dst_stride = to.stride;
+    isa_.steps[steps_[i].function][static_cast<int>(steps_[i].affine)][interleaved](s);
+  }
+  work.gradient = output_gradient(work);
+  for (size_t i = steps_.size(); i-- > std::max(begin_, norm_at_);) step_back(work, i);
+  if (slabs_.norm && (through_norm_ || weight_sum_ || bias_sum_)) sum_for_norm(work);
+  if (through_norm_) norm_back(work);
+  for (size_t i = std::min(norm_at_, steps_.size()); i-- > begin_;) step_back(work, i);
+  if (!problem_.wants_input()) return;
+  const bool stored = input_gradient_.in_place() &&
+                      input_gradient_.place(work.region, work.arguments.input_gradient).data ==
+                          work.gradient.data;
+  if (!stored) input_gradient_.store(isa_, work.region, work.arguments.input_gradient, work.gradient);
+}
+
+// What the norm does to each column, from the statistics of its slab.
+void SlabBackward::prepare_norm(const Work& work) const {
+  const SlabRegion& region = work.region;
+  const int64_t width = slabs_.slab_columns;
+  const float* statistics =
+      work.arguments.statistics + 2 * (region.sample * slabs_.groups + region.slabs.begin);
+  const float* weight = chain_.values_or_null(chain_.norm_weight, region.sample, work.floats);
+  for (int64_t slab = 0; slab < region.slabs.size(); ++slab, statistics += 2) {
+    const int64_t at = slab * width;
+    std::fill_n(row(work, centre) + at, width, statistics[0]);
+    std::fill_n(row(work, inverse) + at, width, statistics[1]);
+    float* scales = row(work, scale) + at;
+    if (weight == nullptr) {
+      std::fill_n(scales, width, statistics[1]);
+      continue;
+    }
+    const float* weights = weight + region.columns.begin + at;
+    const float rstd = statistics[1];
+    for (int64_t c = 0; c < width; ++c) scales[c] = rstd * weights[c];
+  }
+  const float* bias = chain_.values_or_null(chain_.norm_bias, region.sample, work.floats);
+  if (bias != nullptr) {
+    std::copy_n(bias + region.columns.begin, region.columns.size(), row(work, shift));
+  } else {
+    std::fill_n(row(work, shift), region.columns.size(), 0.0f);
+  }
+}
+
+// -------------------------------------------------------------------------------------------- one panel
+
+PanelView SlabBackward::input_of(const Work& work, size_t step) const {
+  if (step == 0) return work.x;
+  return {panel(work, step), work.region.columns.size()};
+}
+
+StepArguments SlabBackward::arguments_of(const Work& work, size_t i) const {
+  const Step& step = steps_[i];
+  const StepContext context{work.floats, &work.arguments.parameters,
+                            {work.region.columns.begin, row(work, centre), row(work, scale), row(work, shift)},
+                            nullptr};
+  StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
+  const PanelView source = input_of(work, i);
+  s.src = source.data;
+  s.src_stride = source.stride;
+  s.rows = slabs_.rows;
+  s.cols = work.region.columns.size();
+  if (step.tensor >= 0) {
+    const auto tensor = static_cast<size_t>(step.tensor);
+    const PanelView operand =
+        tensors_[tensor].view(isa_, work.region, work.arguments.parameters[chain_.tensors[tensor].parameter],
+                              panel(work, steps_.size() + 1 + operand_panel));
+    s.operand = operand.data;
+    s.operand_stride = operand.stride;
+  }
+  return s;
+}
+
+// dy; that of a mean is spread over its pixels.
+PanelView SlabBackward::output_gradient(const Work& work) const {
+  float* scratch = panel(work, steps_.size() + 1 + gradient_panel);
+  const SlabRegion& region = work.region;
+  if (!mean_) return output_gradient_.view(isa_, region, work.arguments.output_gradient, scratch);
+  const Range channels{region.columns.begin / slabs_.repeat, region.columns.end / slabs_.repeat};
+  const char* from = address(mean_gradient_, work.arguments.output_gradient, {region.sample, channels, {0, 1}});
+  const int64_t stride = mean_gradient_.channel_stride * byte_size(mean_gradient_.dtype);
+  const double share = 1 / static_cast<double>(slabs_.pixels);
+  float* to = scratch;
+  for (int64_t c = 0; c < channels.size(); ++c) {
+    const double gradient = load_element(mean_gradient_.dtype, from + c * stride) * share;
+    to = std::fill_n(to, slabs_.repeat, static_cast<float>(gradient));
+  }
+  const int64_t columns = region.columns.size();
+  for (int64_t r = 1; r < slabs_.rows; ++r) std::copy_n(scratch, columns, scratch + r * columns);
+  return {scratch, columns};
+}
+
+// Where the next gradient goes: a panel of the worker, or the input's gradient itself for the last one.
+PanelView SlabBackward::destination(const Work& work, bool last) const {
+  if (last && problem_.wants_input() && input_gradient_.in_place()) {
+    return input_gradient_.place(work.region, work.arguments.input_gradient);
+  }
+  return {panel(work, steps_.size() + 1 + gradient_panel), work.region.columns.size()};
+}
+
+// The gradient of what step `i` computed becomes that of what its operation got.
+void SlabBackward::step_back(Work& work, size_t i) const {
+  const Step& step = steps_[i];
+  if (step.function == identity_step) return;
+  const StepArgument& argument = arguments_[i];
+  const bool of_argument = argument.sum || argument.parameter;
+  const PanelView to = destination(work, i == 0 && !(slabs_.norm && norm_at_ == 0));
+  GradientArguments g;
+  g.step = arguments_of(work, i);
+  g.step.dst = const_cast<float*>(to.data);
+  g.step.dst_stride = to.stride;
+  g.gradient = work.gradient.data;
+  g.gradient_stride = work.gradient.stride;
+  g.argument = argument.sum ? row(work, sums) : panel(work, steps_.size() + 1 + argument_panel);
+  g.argument_stride = work.region.columns.size();
+  isa_.gradients[step.function][step.affine == Affine::norm][interleaved][of_argument](g);
+  work.gradient = to;
+  if (argument.sum) add_to_sum(work, *argument.sum, g.argument);
+  if (argument.parameter) {
+    argument.tensor.store(isa_, work.region, work.arguments.parameter_gradients[*argument.parameter],
+                          {g.argument, g.argument_stride});
+  }
+}
+
+NormGradientArguments SlabBackward::norm_arguments(const Work& work) const {
+  const PanelView x = input_of(work, norm_at_);
+  NormGradientArguments n;
+  n.x = x.data;
+  n.x_stride = x.stride;
+  n.gradient = work.gradient.data;
+  n.gradient_stride = work.gradient.stride;
+  n.rows = slabs_.rows;
+  n.cols = work.region.columns.size();
+  n.centre = row(work, centre);
+  n.inverse = row(work, inverse);
+  n.scale = row(work, scale);
+  n.offset = row(work, offset);
+  n.slope = row(work, slope);
+  n.sums = row(work, sums);
+  n.products = row(work, products);
+  return n;
+}
+
+// The sums of each column, and the two means of each slab as what is taken off each of its elements.
+void SlabBackward::sum_for_norm(const Work& work) const {
+  isa_.norm_sums[interleaved](norm_arguments(work));
+  if (bias_sum_) add_to_sum(work, *bias_sum_, row(work, sums));
+  if (weight_sum_) add_to_sum(work, *weight_sum_, row(work, products));
+  if (!through_norm_) return;
+  const int64_t width = slabs_.slab_columns;
+  const float* weight = chain_.values_or_null(chain_.norm_weight, work.region.sample, work.floats);
+  const double share = 1 / static_cast<double>(slabs_.slab_elements());
+  for (int64_t slab = 0; slab < work.region.slabs.size(); ++slab) {
+    const int64_t at = slab * width;
+    const float* weights = weight != nullptr ? weight + work.region.columns.begin + at : nullptr;
+    const WeightedSums total = isa_.weighted_sums(row(work, sums) + at, row(work, products) + at, weights, width);
+    const double rstd = row(work, inverse)[at];
+    std::fill_n(row(work, offset) + at, width, static_cast<float>(rstd * (total.first * share)));
+    std::fill_n(row(work, slope) + at, width, static_cast<float>(rstd * (total.second * share)));
+  }
+}
+
+void SlabBackward::norm_back(Work& work) const {
+  const PanelView to = destination(work, norm_at_ == 0);
+  NormGradientArguments n = norm_arguments(work);
+  n.dst = const_cast<float*>(to.data);
+  n.dst_stride = to.stride;
+  isa_.norm_gradient[interleaved](n);
+  work.gradient = to;
+}
+
+// ------------------------------------------------------------------------------------------------ sums
+
+void SlabBackward::add_to_sum(const Work& work, size_t sum, const float* values) const {
+  const Sum& which = sums_[sum];
+  const int64_t columns = work.region.columns.size();
+  if (!which.per_sample) {
+    float* to = partial(work.floats, work.chunk, sum) + work.region.columns.begin;
+    if (work.first_of_chunk) {
+      std::copy_n(values, columns, to);
+    } else {
+      for (int64_t c = 0; c < columns; ++c) to[c] += values[c];
+    }
+    return;
+  }
+  const DType dtype = problem_.parameter_gradients[which.parameter].dtype;
+  char* to = static_cast<char*>(work.arguments.parameter_gradients[which.parameter]);
+  const int64_t first = work.region.sample * slabs_.channels + work.region.columns.begin / slabs_.repeat;
+  for (int64_t c = 0; c < columns / slabs_.repeat; ++c) {
+    double total = 0;
+    for (int64_t i = 0; i < slabs_.repeat; ++i) total += values[c * slabs_.repeat + i];
+    store_element(dtype, total, to + (first + c) * byte_size(dtype));
+  }
+}
+
+// The chunks of the batch, then the columns of a channel, in order. A single slope gets the sum over all
+// channels.
+void SlabBackward::store_sum(float* floats, const BackwardArguments& arguments, size_t sum) const {
+  const Sum& which = sums_[sum];
+  if (which.per_sample) return;
+  const TensorSpec& spec = problem_.parameter_gradients[which.parameter];
+  char* to = static_cast<char*>(arguments.parameter_gradients[which.parameter]);
+  const bool single = element_count(spec.sizes) == 1;
+  double all = 0;
+  for (int64_t channel = 0; channel < slabs_.channels; ++channel) {
+    double total = 0;
+    for (int64_t chunk = 0; chunk < (slabs_.batch == 0 ? 0 : chunks_); ++chunk) {
+      const float* values = partial(floats, chunk, sum) + channel * slabs_.repeat;
+      for (int64_t i = 0; i < slabs_.repeat; ++i) total += values[i];
+    }
+    all += total;
+    if (!single) store_element(spec.dtype, total, to + channel * byte_size(spec.dtype));
+  }
+  if (single) store_element(spec.dtype, all, to);
+}
+
+}  // namespace onepass::cpu

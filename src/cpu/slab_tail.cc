@@ -1,0 +1,193 @@
+// Tails of small slabs: the way of one panel, and the statistics of its slabs.
+#include "cpu/slab_tail.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "block/convert.h"
+
+namespace onepass::cpu {
+namespace {
+
+constexpr int interleaved = static_cast<int>(Orientation::interleaved);
+constexpr int planar = static_cast<int>(Orientation::planar);
+
+// Panels of a worker: values, and a tensor operand.
+enum Buffer : int { values_buffer, operand_buffer, buffer_count };
+
+// The mean of so many values.
+float mean_of(const float* values, int64_t count) {
+  float sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (int64_t k = 0; k < 4; ++k) sums[k] += values[i + k];
+  }
+  for (; i < count; ++i) sums[0] += values[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(count);
+}
+
+}  // namespace
+
+SlabTail::SlabTail(const Problem& problem, const Isa& isa)
+    : problem_(problem),
+      isa_(isa),
+      slabs_(problem, 2, row_count),
+      chain_(problem, slabs_.repeat),
+      input_(problem.input, slabs_),
+      mean_(problem.block.has_mean()) {
+  if (mean_) {
+    means_ = TensorMap(problem.output);
+  } else {
+    output_ = SlabTensor(problem.output, slabs_);
+  }
+  for (const TensorOperand& operand : chain_.tensors) {
+    tensors_.emplace_back(problem.parameters[operand.parameter], slabs_);
+  }
+  if (slabs_.norm) eps_ = problem.block.norm()->eps;
+  task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats());
+  WorkspaceLayout layout(chain_.workspace_floats);
+  worker_floats_ = buffer_count * slabs_.panel_floats() + row_count * slabs_.column_floats();
+  workers_at_ = layout.take(worker_floats_ * problem.device.threads);
+  workspace_floats_ = layout.floats();
+}
+
+std::string SlabTail::describe() const {
+  return slabs_.describe(isa_) + "copies: " +
+         (input_.in_place() ? "none, the input is read in place" : "input panels are gathered") +
+         "\nworkspace: " + std::to_string(workspace_bytes()) + " bytes, of which " +
+         std::to_string(worker_floats_ * 4) + " per thread\n";
+}
+
+void SlabTail::run(const Arguments& arguments, void* workspace, Executor& executor) const {
+  auto* floats = static_cast<float*>(workspace);
+  chain_.load_parameters(problem_, arguments.parameters, floats);
+  const int64_t count = slabs_.batch * slabs_.panels;
+  executor.for_each(ceil_div(count, task_panels_), [&](int64_t task, int worker) {
+    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}};
+    const int64_t end = std::min(count, (task + 1) * task_panels_);
+    for (int64_t i = task * task_panels_; i < end; ++i) {
+      work.region = slabs_.region(i / slabs_.panels, i % slabs_.panels);
+      run_panel(work);
+    }
+  });
+}
+
+float* SlabTail::row(const Work& work, Row which) const {
+  return work.own + buffer_count * slabs_.panel_floats() + which * slabs_.column_floats();
+}
+
+void SlabTail::run_panel(Work& work) const {
+  work.values = input_.view(isa_, work.region, work.arguments.input, work.own);
+  const bool writes = !mean_ && output_.in_place();
+  const size_t before = chain_.before.size();
+  const size_t count = before + chain_.after.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (i == before) normalise(work);
+    apply(work, i < before ? chain_.before[i] : chain_.after[i - before], writes && i + 1 == count);
+  }
+  if (mean_) {
+    store_means(work);
+  } else if (!writes || count == 0) {
+    output_.store(isa_, work.region, work.arguments.output, work.values);
+  }
+}
+
+void SlabTail::apply(Work& work, const Step& step, bool last) const {
+  const StepContext context{work.floats, &work.arguments.parameters,
+                            {work.region.columns.begin, row(work, centre), row(work, scale), row(work, shift)},
+                            nullptr};
+  StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
+  s.src = work.values.data;
+  s.src_stride = work.values.stride;
+  s.rows = slabs_.rows;
+  s.cols = work.region.columns.size();
+  if (step.tensor >= 0) {
+    const auto tensor = static_cast<size_t>(step.tensor);
+    const PanelView operand =
+        tensors_[tensor].view(isa_, work.region, work.arguments.parameters[chain_.tensors[tensor].parameter],
+                              work.own + operand_buffer * slabs_.panel_floats());
+    s.operand = operand.data;
+    s.operand_stride = operand.stride;
+  }
+  const PanelView to =
+      last ? output_.place(work.region, work.arguments.output) : PanelView{work.own, s.cols};
+  s.dst = const_cast<float*>(to.data);
+  s.dst_stride = to.stride;
+  isa_.steps[step.function][static_cast<int>(step.affine)][interleaved](s);
+  work.values = to;
+}
+
+// Statistics of the panel's slabs, and what the norm does to each column.
+void SlabTail::normalise(const Work& work) const {
+  const int64_t columns = work.region.columns.size();
+  const int64_t slabs = work.region.slabs.size();
+  const int64_t width = slabs_.slab_columns;
+  const float* means = row(work, mean);
+  const float* spreads = row(work, m2);
+  if (slabs_.rows == 1) {
+    isa_.statistics[planar](
+        {work.values.data, width, slabs, width, row(work, mean), row(work, m2), 0, nullptr});
+    for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, means[i], spreads[i]);
+    return;
+  }
+  isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, columns, row(work, mean),
+                                row(work, m2), 0, nullptr});
+  for (int64_t i = 0; i < slabs; ++i, means += width, spreads += width) {
+    double sum = 0;
+    for (int64_t c = 0; c < width; ++c) sum += means[c];
+    const double of_slab = sum / static_cast<double>(width);
+    double within = 0;
+    double between = 0;
+    for (int64_t c = 0; c < width; ++c) {
+      const double distance = means[c] - of_slab;
+      within += spreads[c];
+      between += distance * distance;
+    }
+    finish_slab(work, i, of_slab, within + between * static_cast<double>(slabs_.rows));
+  }
+}
+
+void SlabTail::finish_slab(const Work& work, int64_t slab, double mean_of_slab, double m2_of_slab) const {
+  const double variance = m2_of_slab / static_cast<double>(slabs_.slab_elements());
+  const double rstd = 1 / std::sqrt(variance + eps_);
+  const int64_t width = slabs_.slab_columns;
+  const int64_t at = slab * width;
+  if (work.arguments.statistics != nullptr) {
+    float* to = work.arguments.statistics +
+                2 * (work.region.sample * slabs_.groups + work.region.slabs.begin + slab);
+    to[0] = static_cast<float>(mean_of_slab);
+    to[1] = static_cast<float>(rstd);
+  }
+  std::fill_n(row(work, centre) + at, width, static_cast<float>(mean_of_slab));
+  float* scales = row(work, scale) + at;
+  float* shifts = row(work, shift) + at;
+  if (chain_.norm_weight < 0) {
+    std::fill_n(scales, width, static_cast<float>(rstd));
+    std::fill_n(shifts, width, 0.0f);
+    return;
+  }
+  const int64_t column = work.region.columns.begin + at;
+  const float* weight = chain_.values(chain_.norm_weight, work.region.sample, work.floats) + column;
+  const float* bias = chain_.values(chain_.norm_bias, work.region.sample, work.floats) + column;
+  const auto factor = static_cast<float>(rstd);
+  for (int64_t c = 0; c < width; ++c) scales[c] = factor * weight[c];
+  std::copy_n(bias, width, shifts);
+}
+
+void SlabTail::store_means(const Work& work) const {
+  const Range channels{work.region.columns.begin / slabs_.repeat, work.region.columns.end / slabs_.repeat};
+  float* means = row(work, mean);
+  if (slabs_.rows == 1) {
+    for (int64_t c = 0; c < channels.size(); ++c) {
+      means[c] = mean_of(work.values.data + c * slabs_.repeat, slabs_.repeat);
+    }
+  } else {
+    isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, channels.size(), means,
+                                  row(work, m2), 0, nullptr});
+  }
+  char* to = address(means_, work.arguments.output, {work.region.sample, channels, {0, 1}});
+  const int64_t stride = means_.channel_stride * byte_size(means_.dtype);
+  for (int64_t c = 0; c < channels.size(); ++c) store_element(means_.dtype, means[c], to + c * stride);
+}
+
+}  // namespace onepass::cpu

@@ -1,0 +1,77 @@
+// How a tail of small slabs is cut: panels of some whole slabs of a sample, which L1 holds from the first
+// step to the last.
+//
+// A panel is rows of columns. In channels last a row is a pixel and a column is a channel. In contiguous
+// tensors the pixels of a channel are too few for vectors. There a sample is one row, and its columns are all
+// elements: each channel's value is repeated for its pixels. Either way columns of a slab lie together, and
+// lanes are columns.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/chain.h"
+#include "cpu/grid.h"
+#include "cpu/isa.h"
+#include "cpu/tensor_map.h"
+#include "onepass/problem.h"
+
+namespace onepass::cpu {
+
+// Columns of one sample.
+struct SlabRegion {
+  int64_t sample = 0;
+  Range slabs;
+  Range columns;
+};
+
+struct Slabs {
+  int64_t batch = 0, channels = 0, pixels = 0;
+  bool norm = false;
+  int64_t groups = 1;        // slabs of a sample; without a norm its channels
+  int64_t repeat = 1;        // columns of a channel
+  int64_t rows = 1;          // of a sample
+  int64_t columns = 0;       // of a sample
+  int64_t slab_columns = 0;  // of a slab
+  int64_t panels = 1;        // of a sample
+
+  // So many panels, and so many values for each of their columns, are live at a time.
+  Slabs(const Problem& problem, int64_t live_panels, int64_t live_column_arrays);
+
+  static std::string refusal(const Problem& problem);
+
+  int64_t slab_elements() const { return rows * slab_columns; }
+  int64_t panel_columns() const { return ceil_div(groups, panels) * slab_columns; }  // of the widest
+  int64_t panel_floats() const { return round_up(rows * panel_columns(), alignment_floats); }
+  int64_t column_floats() const { return round_up(panel_columns() + Chain::slack(), alignment_floats); }
+  SlabRegion region(int64_t sample, int64_t panel) const {
+    const Range slabs = even_part(groups, panels, panel);
+    return {sample, slabs, {slabs.begin * slab_columns, slabs.end * slab_columns}};
+  }
+  std::string describe(const Isa& isa) const;
+};
+
+// A tensor of such panels.
+class SlabTensor {
+ public:
+  SlabTensor() = default;
+  SlabTensor(const TensorSpec& spec, const Slabs& slabs);
+
+  // Panels lie in memory as they are: no copy is needed.
+  bool in_place() const { return map_.is_panel(orientation_) && columns_; }
+  PanelView place(const SlabRegion& region, const void* base) const;
+  // In place, or gathered into `scratch`.
+  PanelView view(const Isa& isa, const SlabRegion& region, const void* base, float* scratch) const;
+  void store(const Isa& isa, const SlabRegion& region, void* base, PanelView panel) const;
+
+ private:
+  Region region_of(const SlabRegion& region) const;
+
+  TensorMap map_;
+  Orientation orientation_ = Orientation::interleaved;
+  bool columns_ = true;  // the map's channels are columns
+  int64_t repeat_ = 1;
+  int64_t rows_ = 1;  // of a panel
+};
+
+}  // namespace onepass::cpu

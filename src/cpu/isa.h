@@ -182,6 +182,8 @@ struct Isa {
   int64_t pixel_tile_pixels = 1;  // of the widest pixel tile
   StepFunction steps[step_count][affine_count][2] = {};
   void (*statistics[2])(const StatisticsArguments& arguments) = {};
+  // Means of rows that lie one behind the other, less the centre.
+  void (*row_means)(const float* panel, int64_t rows, int64_t cols, float centre, float* means) = nullptr;
   GradientFunction gradients[op_count][2][2][2] = {};  // [after the norm][orientation][of the argument too]
   void (*norm_sums[2])(const NormGradientArguments& arguments) = {};
   void (*norm_gradient[2])(const NormGradientArguments& arguments) = {};

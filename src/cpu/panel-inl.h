@@ -101,6 +101,13 @@ HWY_INLINE void store_some(V v, float* to, int64_t count) {
   std::memcpy(to, buffer, static_cast<size_t>(count) * sizeof(float));
 }
 
+// The last vector of `count` floats at `from`, a vector at least.
+HWY_INLINE V load_last(const float* from, int64_t count) { return hn::LoadU(D(), from + count - lanes); }
+// All but the last `rest` lanes become 0.
+HWY_INLINE V last_lanes(V v, int64_t rest) {
+  return hn::IfThenZeroElse(hn::FirstN(D(), static_cast<size_t>(lanes - rest)), v);
+}
+
 HWY_INLINE float lane_sum(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 
 // Distances from a mean, or from 0 (kCentred false), which saves an instruction of three.
@@ -119,14 +126,23 @@ HWY_INLINE RowSums planar_distances(const float* x, int64_t count, float mean = 
       squares[v] = hn::MulAdd(distance, distance, squares[v]);
     }
   }
-  RowSums rest;
-  for (; c < count; ++c) {
-    rest.sum += x[c] - mean;
-    rest.squares += (x[c] - mean) * (x[c] - mean);
+  const auto add = [&](int v, V distance) HWY_ATTR {
+    sum[v] = hn::Add(sum[v], distance);
+    squares[v] = hn::MulAdd(distance, distance, squares[v]);
+  };
+  for (; c + lanes <= count; c += lanes) add(0, hn::Sub(hn::LoadU(d, x + c), centre));
+  RowSums result;
+  if (c < count && count > lanes) {
+    add(1, last_lanes(hn::Sub(load_last(x, count), centre), count - c));
+  } else {
+    for (; c < count; ++c) {
+      result.sum += x[c] - mean;
+      result.squares += (x[c] - mean) * (x[c] - mean);
+    }
   }
-  rest.sum += lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
-  rest.squares += lane_sum(hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3])));
-  return rest;
+  result.sum += lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
+  result.squares += lane_sum(hn::Add(hn::Add(squares[0], squares[1]), hn::Add(squares[2], squares[3])));
+  return result;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -136,6 +136,7 @@ void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Exec
   const int64_t tasks = slabs_.batch == 0 ? 0 : chunks_ * slabs_.panels;
   executor.for_each(tasks, [&](int64_t task, int worker) {
     Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, 0, true, {}, {}, {}};
+    std::fill_n(row(work, zeros), slabs_.column_floats(), 0.0f);
     work.chunk = task / slabs_.panels;
     const Range samples = samples_of(work.chunk);
     for (int64_t sample = samples.begin; sample < samples.end; ++sample) {
@@ -171,6 +172,11 @@ void SlabBackward::run_panel(Work& work) const {
   if (!stored) input_gradient_.store(isa_, work.region, work.arguments.input_gradient, work.gradient);
 }
 
+const float* SlabBackward::shift(const Work& work) const {
+  if (chain_.norm_bias < 0) return row(work, zeros);
+  return chain_.values(chain_.norm_bias, work.region.sample, work.floats) + work.region.columns.begin;
+}
+
 // What the norm does to each column, from the statistics of its slab.
 void SlabBackward::prepare_norm(const Work& work) const {
   const SlabRegion& region = work.region;
@@ -191,12 +197,6 @@ void SlabBackward::prepare_norm(const Work& work) const {
     const float rstd = statistics[1];
     for (int64_t c = 0; c < width; ++c) scales[c] = rstd * weights[c];
   }
-  const float* bias = chain_.values_or_null(chain_.norm_bias, region.sample, work.floats);
-  if (bias != nullptr) {
-    std::copy_n(bias + region.columns.begin, region.columns.size(), row(work, shift));
-  } else {
-    std::fill_n(row(work, shift), region.columns.size(), 0.0f);
-  }
 }
 
 // -------------------------------------------------------------------------------------------- one panel
@@ -209,7 +209,7 @@ PanelView SlabBackward::input_of(const Work& work, size_t step) const {
 StepArguments SlabBackward::arguments_of(const Work& work, size_t i) const {
   const Step& step = steps_[i];
   const StepContext context{work.floats, &work.arguments.parameters,
-                            {work.region.columns.begin, row(work, centre), row(work, scale), row(work, shift)},
+                            {work.region.columns.begin, row(work, centre), row(work, scale), shift(work)},
                             nullptr};
   StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
   const PanelView source = input_of(work, i);

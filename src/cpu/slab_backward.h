@@ -44,8 +44,8 @@ class SlabBackward final : public BackwardKernel {
     std::optional<size_t> parameter;  // of a tensor
     SlabTensor tensor;                // that tensor's gradient
   };
-  // Values of a worker for each column of a panel.
-  enum Row : int { centre, inverse, scale, shift, offset, slope, sums, products, row_count };
+  // Values of a worker for each column of a panel. `zeros` is the shift of a norm without a bias.
+  enum Row : int { centre, inverse, scale, zeros, offset, slope, sums, products, row_count };
   // Panels of a worker behind the inputs of the steps.
   enum Extra : size_t { gradient_panel, operand_panel, argument_panel, extra_panels };
   struct Work {
@@ -71,6 +71,7 @@ class SlabBackward final : public BackwardKernel {
   Range samples_of(int64_t chunk) const;
 
   void run_panel(Work& work) const;
+  const float* shift(const Work& work) const;
   void prepare_norm(const Work& work) const;
   PanelView input_of(const Work& work, size_t step) const;
   StepArguments arguments_of(const Work& work, size_t step) const;

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "block/convert.h"
-
 namespace onepass::cpu {
 namespace {
 
@@ -15,15 +13,16 @@ constexpr int planar = static_cast<int>(Orientation::planar);
 // Panels of a worker: values, and a tensor operand.
 enum Buffer : int { values_buffer, operand_buffer, buffer_count };
 
-// The mean of so many values.
-float mean_of(const float* values, int64_t count) {
-  float sums[4] = {};
+// The sum of f(i) over i < count, in four chains.
+template <class F>
+double sum_of(int64_t count, F&& f) {
+  double sums[4] = {};
   int64_t i = 0;
   for (; i + 4 <= count; i += 4) {
-    for (int64_t k = 0; k < 4; ++k) sums[k] += values[i + k];
+    for (int64_t k = 0; k < 4; ++k) sums[k] += f(i + k);
   }
-  for (; i < count; ++i) sums[0] += values[i];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(count);
+  for (; i < count; ++i) sums[0] += f(i);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 }  // namespace
@@ -44,6 +43,8 @@ SlabTail::SlabTail(const Problem& problem, const Isa& isa)
     tensors_.emplace_back(problem.parameters[operand.parameter], slabs_);
   }
   if (slabs_.norm) eps_ = problem.block.norm()->eps;
+  mean_of_norm_ =
+      mean_ && slabs_.norm && chain_.after.size() == 1 && chain_.after[0].function == identity_step;
   task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats());
   WorkspaceLayout layout(chain_.workspace_floats);
   worker_floats_ = buffer_count * slabs_.panel_floats() + row_count * slabs_.column_floats();
@@ -64,6 +65,7 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
   const int64_t count = slabs_.batch * slabs_.panels;
   executor.for_each(ceil_div(count, task_panels_), [&](int64_t task, int worker) {
     Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}};
+    std::fill_n(row(work, zeros), slabs_.column_floats(), 0.0f);
     const int64_t end = std::min(count, (task + 1) * task_panels_);
     for (int64_t i = task * task_panels_; i < end; ++i) {
       work.region = slabs_.region(i / slabs_.panels, i % slabs_.panels);
@@ -76,6 +78,11 @@ float* SlabTail::row(const Work& work, Row which) const {
   return work.own + buffer_count * slabs_.panel_floats() + which * slabs_.column_floats();
 }
 
+const float* SlabTail::shift(const Work& work) const {
+  if (chain_.norm_bias < 0) return row(work, zeros);
+  return chain_.values(chain_.norm_bias, work.region.sample, work.floats) + work.region.columns.begin;
+}
+
 void SlabTail::run_panel(Work& work) const {
   work.values = input_.view(isa_, work.region, work.arguments.input, work.own);
   const bool writes = !mean_ && output_.in_place();
@@ -83,6 +90,7 @@ void SlabTail::run_panel(Work& work) const {
   const size_t count = before + chain_.after.size();
   for (size_t i = 0; i < count; ++i) {
     if (i == before) normalise(work);
+    if (i == before && mean_of_norm_) break;
     apply(work, i < before ? chain_.before[i] : chain_.after[i - before], writes && i + 1 == count);
   }
   if (mean_) {
@@ -94,7 +102,7 @@ void SlabTail::run_panel(Work& work) const {
 
 void SlabTail::apply(Work& work, const Step& step, bool last) const {
   const StepContext context{work.floats, &work.arguments.parameters,
-                            {work.region.columns.begin, row(work, centre), row(work, scale), row(work, shift)},
+                            {work.region.columns.begin, row(work, centre), row(work, scale), shift(work)},
                             nullptr};
   StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
   s.src = work.values.data;
@@ -119,75 +127,91 @@ void SlabTail::apply(Work& work, const Step& step, bool last) const {
 
 // Statistics of the panel's slabs, and what the norm does to each column.
 void SlabTail::normalise(const Work& work) const {
-  const int64_t columns = work.region.columns.size();
   const int64_t slabs = work.region.slabs.size();
   const int64_t width = slabs_.slab_columns;
-  const float* means = row(work, mean);
-  const float* spreads = row(work, m2);
+  float* means = row(work, mean);
+  float* spreads = row(work, m2);
   if (slabs_.rows == 1) {
-    isa_.statistics[planar](
-        {work.values.data, width, slabs, width, row(work, mean), row(work, m2), 0, nullptr});
-    for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, means[i], spreads[i]);
+    isa_.statistics[planar]({work.values.data, width, slabs, width, means, spreads, 0, nullptr});
+    for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, {means[i], spreads[i]});
     return;
   }
-  isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, columns, row(work, mean),
-                                row(work, m2), 0, nullptr});
-  for (int64_t i = 0; i < slabs; ++i, means += width, spreads += width) {
-    double sum = 0;
-    for (int64_t c = 0; c < width; ++c) sum += means[c];
-    const double of_slab = sum / static_cast<double>(width);
-    double within = 0;
-    double between = 0;
-    for (int64_t c = 0; c < width; ++c) {
-      const double distance = means[c] - of_slab;
-      within += spreads[c];
-      between += distance * distance;
-    }
-    finish_slab(work, i, of_slab, within + between * static_cast<double>(slabs_.rows));
-  }
+  isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows,
+                                work.region.columns.size(), means, spreads, 0, nullptr});
+  for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, merge(means + i * width, spreads + i * width));
 }
 
-void SlabTail::finish_slab(const Work& work, int64_t slab, double mean_of_slab, double m2_of_slab) const {
-  const double variance = m2_of_slab / static_cast<double>(slabs_.slab_elements());
+// The columns of a slab.
+SlabTail::Moments SlabTail::merge(const float* means, const float* spreads) const {
+  const int64_t width = slabs_.slab_columns;
+  const double middle = sum_of(width, [&](int64_t c) -> double { return means[c]; }) / static_cast<double>(width);
+  const auto rows = static_cast<double>(slabs_.rows);
+  const double m2_of_slab = sum_of(width, [&](int64_t c) {
+    const double distance = means[c] - middle;
+    return spreads[c] + distance * distance * rows;
+  });
+  return {middle, m2_of_slab};
+}
+
+void SlabTail::finish_slab(const Work& work, int64_t slab, const Moments& moments) const {
+  const double variance = moments.m2 / static_cast<double>(slabs_.slab_elements());
   const double rstd = 1 / std::sqrt(variance + eps_);
+  if (work.arguments.statistics != nullptr) {
+    const int64_t index = work.region.sample * slabs_.groups + work.region.slabs.begin + slab;
+    work.arguments.statistics[2 * index] = static_cast<float>(moments.mean);
+    work.arguments.statistics[2 * index + 1] = static_cast<float>(rstd);
+  }
+  if (mean_of_norm_) return finish_means(work, slab, moments, rstd);
   const int64_t width = slabs_.slab_columns;
   const int64_t at = slab * width;
-  if (work.arguments.statistics != nullptr) {
-    float* to = work.arguments.statistics +
-                2 * (work.region.sample * slabs_.groups + work.region.slabs.begin + slab);
-    to[0] = static_cast<float>(mean_of_slab);
-    to[1] = static_cast<float>(rstd);
-  }
-  std::fill_n(row(work, centre) + at, width, static_cast<float>(mean_of_slab));
+  std::fill_n(row(work, centre) + at, width, static_cast<float>(moments.mean));
   float* scales = row(work, scale) + at;
-  float* shifts = row(work, shift) + at;
   if (chain_.norm_weight < 0) {
     std::fill_n(scales, width, static_cast<float>(rstd));
-    std::fill_n(shifts, width, 0.0f);
     return;
   }
-  const int64_t column = work.region.columns.begin + at;
-  const float* weight = chain_.values(chain_.norm_weight, work.region.sample, work.floats) + column;
-  const float* bias = chain_.values(chain_.norm_bias, work.region.sample, work.floats) + column;
+  const float* weight =
+      chain_.values(chain_.norm_weight, work.region.sample, work.floats) + work.region.columns.begin + at;
   const auto factor = static_cast<float>(rstd);
   for (int64_t c = 0; c < width; ++c) scales[c] = factor * weight[c];
-  std::copy_n(bias, width, shifts);
+}
+
+// Means over the pixels of the norm's output, in row(scale): one for each channel of the slab.
+void SlabTail::finish_means(const Work& work, int64_t slab, const Moments& moments, double rstd) const {
+  const int64_t width = slabs_.slab_columns;
+  const int64_t channels = width / slabs_.repeat;
+  float* means = row(work, scale) + slab * channels;
+  if (slabs_.rows == 1) {
+    isa_.row_means(work.values.data + slab * width, channels, slabs_.repeat, static_cast<float>(moments.mean),
+                   means);
+  } else {
+    const float* of_columns = row(work, mean) + slab * width;
+    for (int64_t c = 0; c < channels; ++c) means[c] = static_cast<float>(of_columns[c] - moments.mean);
+  }
+  const int64_t column = work.region.columns.begin + slab * width;
+  const auto factor = static_cast<float>(rstd);
+  if (chain_.norm_weight < 0) {
+    for (int64_t c = 0; c < channels; ++c) means[c] *= factor;
+    return;
+  }
+  const float* weight = chain_.values(chain_.norm_weight, work.region.sample, work.floats) + column;
+  const float* bias = chain_.values(chain_.norm_bias, work.region.sample, work.floats) + column;
+  for (int64_t c = 0; c < channels; ++c) {
+    means[c] = means[c] * factor * weight[c * slabs_.repeat] + bias[c * slabs_.repeat];
+  }
 }
 
 void SlabTail::store_means(const Work& work) const {
   const Range channels{work.region.columns.begin / slabs_.repeat, work.region.columns.end / slabs_.repeat};
-  float* means = row(work, mean);
-  if (slabs_.rows == 1) {
-    for (int64_t c = 0; c < channels.size(); ++c) {
-      means[c] = mean_of(work.values.data + c * slabs_.repeat, slabs_.repeat);
-    }
-  } else {
+  float* means = row(work, scale);
+  if (!mean_of_norm_ && slabs_.rows == 1) {
+    isa_.row_means(work.values.data, channels.size(), slabs_.repeat, 0, means);
+  } else if (!mean_of_norm_) {
     isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, channels.size(), means,
                                   row(work, m2), 0, nullptr});
   }
-  char* to = address(means_, work.arguments.output, {work.region.sample, channels, {0, 1}});
-  const int64_t stride = means_.channel_stride * byte_size(means_.dtype);
-  for (int64_t c = 0; c < channels.size(); ++c) store_element(means_.dtype, means[c], to + c * stride);
+  transfer(isa_, Direction::store, means_, work.arguments.output, {work.region.sample, channels, {0, 1}},
+           Orientation::interleaved, means, channels.size());
 }
 
 }  // namespace onepass::cpu

@@ -24,8 +24,12 @@ class SlabTail final : public Kernel {
   const Slabs& slabs() const { return slabs_; }
 
  private:
-  // Values of a worker for each column of a panel.
-  enum Row : int { centre, scale, shift, mean, m2, row_count };
+  // Values of a worker for each column of a panel. `zeros` is the shift of a norm without a bias.
+  enum Row : int { centre, scale, zeros, mean, m2, row_count };
+  struct Moments {
+    double mean = 0;
+    double m2 = 0;
+  };
   struct Work {
     const Arguments& arguments;
     float* floats;  // the workspace
@@ -37,8 +41,11 @@ class SlabTail final : public Kernel {
   float* row(const Work& work, Row which) const;
   void run_panel(Work& work) const;
   void apply(Work& work, const Step& step, bool last) const;
+  const float* shift(const Work& work) const;
   void normalise(const Work& work) const;
-  void finish_slab(const Work& work, int64_t slab, double mean_of_slab, double m2_of_slab) const;
+  Moments merge(const float* means, const float* spreads) const;
+  void finish_slab(const Work& work, int64_t slab, const Moments& moments) const;
+  void finish_means(const Work& work, int64_t slab, const Moments& moments, double rstd) const;
   void store_means(const Work& work) const;
 
   Problem problem_;
@@ -50,6 +57,7 @@ class SlabTail final : public Kernel {
   std::vector<SlabTensor> tensors_;  // operands, as Chain::tensors
   TensorMap means_;                  // the output of a block with a mean
   bool mean_ = false;
+  bool mean_of_norm_ = false;  // the mean of a norm's output follows from the statistics
   double eps_ = 0;
   int64_t task_panels_ = 1;
   int64_t workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;

@@ -122,7 +122,10 @@ HWY_INLINE float planar_sum(const float* x, int64_t count) {
     for (int v = 0; v < 4; ++v) sum[v] = hn::Add(sum[v], hn::LoadU(d, x + c + v * lanes));
   }
   for (; c + lanes <= count; c += lanes) sum[0] = hn::Add(sum[0], hn::LoadU(d, x + c));
-  if (c < count) sum[1] = hn::Add(sum[1], load_some(x + c, count - c));
+  if (c < count) {
+    const V rest = count > lanes ? last_lanes(load_last(x, count), count - c) : load_some(x + c, count - c);
+    sum[1] = hn::Add(sum[1], rest);
+  }
   return lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
 }
 
@@ -181,6 +184,26 @@ void planar_statistics(const StatisticsArguments& s) {
   }
 }
 
+// Means of short rows that lie one behind the other, as distances from a centre.
+void row_means(const float* x, int64_t rows, int64_t cols, float centre, float* means) {
+  const D d;
+  const float share = 1.0f / static_cast<float>(cols);
+  const V around = hn::Set(d, centre);
+  for (int64_t r = 0; r < rows; ++r, x += cols) {
+    int64_t c = 0;
+    float sum = 0;
+    if (cols >= lanes) {
+      V sums = hn::Zero(d);
+      for (; c + lanes <= cols; c += lanes) sums = hn::Add(sums, hn::Sub(hn::LoadU(d, x + c), around));
+      if (c < cols) sums = hn::Add(sums, last_lanes(hn::Sub(load_last(x, cols), around), cols - c));
+      sum = lane_sum(sums);
+    } else {
+      for (; c < cols; ++c) sum += x[c] - centre;
+    }
+    means[r] = sum * share;
+  }
+}
+
 // Magnitudes compare as integers, NaN above infinity.
 float largest(const float* panel, int64_t stride, int64_t rows, int64_t cols) {
   const D d;
@@ -204,6 +227,7 @@ float largest(const float* panel, int64_t stride, int64_t rows, int64_t cols) {
 void fill_statistics(Isa& isa) {
   isa.statistics[static_cast<int>(Orientation::planar)] = &planar_statistics;
   isa.statistics[static_cast<int>(Orientation::interleaved)] = &interleaved_statistics;
+  isa.row_means = &row_means;
   isa.largest = &largest;
 }
 

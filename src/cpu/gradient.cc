@@ -84,9 +84,11 @@ HWY_INLINE void for_rows(Body& body, int64_t rows, F&& f) {
   }
 }
 
-// Columns outside, rows inside: the coefficients of a few channels stay in registers.
+// Columns outside, rows inside: the coefficients of a few channels stay in registers. A Body without any takes
+// rows as they lie.
 template <class Body, class Arguments>
 void interleaved_loop(const Arguments& arguments) {
+  if constexpr (!Body::per_channel) return planar_loop<Body>(arguments);
   Body body(arguments);
   const int64_t rows = body.rows();
   const int64_t cols = body.cols();
@@ -136,6 +138,9 @@ HWY_INLINE V first_lanes(V v, int64_t count) {
 template <int kStep, Affine kAffine, bool kArgument>
 class StepBack {
  public:
+  static constexpr bool per_channel =
+      Coefficients<kStep, kAffine>::any || (kArgument && argument_of[kStep] != ArgumentKind::tensor);
+
   HWY_INLINE explicit StepBack(const GradientArguments& arguments)
       : g_(arguments), a_(hn::Set(D(), arguments.step.a)), b_(hn::Set(D(), arguments.step.b)) {}
 
@@ -220,6 +225,8 @@ class StepBack {
 
 class NormSums {
  public:
+  static constexpr bool per_channel = true;
+
   HWY_INLINE explicit NormSums(const NormGradientArguments& arguments) : n_(arguments) {}
   HWY_INLINE int64_t rows() const { return n_.rows; }
   HWY_INLINE int64_t cols() const { return n_.cols; }
@@ -283,6 +290,8 @@ class NormSums {
 
 class NormBack {
  public:
+  static constexpr bool per_channel = true;
+
   HWY_INLINE explicit NormBack(const NormGradientArguments& arguments) : n_(arguments) {}
   HWY_INLINE int64_t rows() const { return n_.rows; }
   HWY_INLINE int64_t cols() const { return n_.cols; }

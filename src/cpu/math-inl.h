@@ -40,7 +40,7 @@ struct alignas(64) Repeated {
   }
 };
 
-// The vector of constants at this aligned address, for a product with x to be added to. AArch64's fused
+// The vector of constants at this address, for a product with x to be added to. AArch64's fused
 // multiply-add overwrites its addend, so a constant in a register is copied before each use. A load saves
 // that instruction (hardswish on Neoverse-V1: 1.6 instead of 1.9 cycles a vector). Naming x keeps the
 // compiler from loading only once.
@@ -51,7 +51,7 @@ HWY_INLINE V addend(const float* at, [[maybe_unused]] V x) {
   asm("ldr %q0, %1" : "=w"(loaded.raw) : "m"(*reinterpret_cast<const float(*)[4]>(at)), "w"(x.raw));
   return loaded;
 #else
-  return hn::Load(hn::DFromV<V>(), at);
+  return hn::LoadU(hn::DFromV<V>(), at);
 #endif
 }
 

@@ -59,22 +59,27 @@ struct Coefficients {
   static constexpr bool has_channel_operand =
       argument_of[kStep] == ArgumentKind::slope || argument_of[kStep] == ArgumentKind::channel;
   static constexpr bool has_norm = kAffine == Affine::norm || kAffine == Affine::raised;
+  static constexpr bool any = has_norm || has_channel_operand;
   V centre, scale, operand;
-  HWY_ALIGN float shift[lanes];
+  const float* shift;  // a vector of it in memory, for math::addend: the panel's array or `repeated`
+  HWY_ALIGN float repeated[lanes];
 
   HWY_INLINE Coefficients() {}  // GCC does not give an implicit one the target's attributes
+  Coefficients(const Coefficients&) = delete;
+  Coefficients& operator=(const Coefficients&) = delete;
   HWY_INLINE void broadcast(const StepArguments& s, int64_t channel) {
     const D d;
     if constexpr (has_norm) centre = hn::Set(d, s.centre[channel]);
     if constexpr (has_norm) scale = hn::Set(d, s.scale[channel]);
-    if constexpr (has_norm) hn::Store(hn::Set(d, s.shift[channel]), d, shift);
+    if constexpr (has_norm) hn::Store(hn::Set(d, s.shift[channel]), d, repeated);
+    if constexpr (has_norm) shift = repeated;
     if constexpr (has_channel_operand) operand = hn::Set(d, s.operand[channel]);
   }
   HWY_INLINE void load(const StepArguments& s, int64_t channel) {
     const D d;
     if constexpr (has_norm) centre = hn::LoadU(d, s.centre + channel);
     if constexpr (has_norm) scale = hn::LoadU(d, s.scale + channel);
-    if constexpr (has_norm) hn::Store(hn::LoadU(d, s.shift + channel), d, shift);
+    if constexpr (has_norm) shift = s.shift + channel;
     if constexpr (has_channel_operand) operand = hn::LoadU(d, s.operand + channel);
   }
   // What the operation gets: x after the affine part, and its own argument or that of the panel.

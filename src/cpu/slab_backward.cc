@@ -145,7 +145,8 @@ void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Exec
       run_panel(work);
     }
   });
-  for (size_t sum = 0; sum < sums_.size(); ++sum) store_sum(floats, arguments, sum);
+  executor.for_each(static_cast<int64_t>(sums_.size()),
+                    [&](int64_t sum, int) { store_sum(floats, arguments, static_cast<size_t>(sum)); });
 }
 
 void SlabBackward::run_panel(Work& work) const {
@@ -363,7 +364,9 @@ void SlabBackward::store_sum(float* floats, const BackwardArguments& arguments, 
     double total = 0;
     for (int64_t chunk = 0; chunk < (slabs_.batch == 0 ? 0 : chunks_); ++chunk) {
       const float* values = partial(floats, chunk, sum) + channel * slabs_.repeat;
-      for (int64_t i = 0; i < slabs_.repeat; ++i) total += values[i];
+      double part = 0;
+      for (int64_t i = 0; i < slabs_.repeat; ++i) part += values[i];
+      total += part;
     }
     all += total;
     if (!single) store_element(spec.dtype, total, to + channel * byte_size(spec.dtype));

@@ -197,9 +197,22 @@ void planar_near_step(const StepArguments& arguments) {
   }
 }
 
+// Nothing per channel: rows are taken as they lie, as one where no gap is between them.
+template <int kStep, Affine kAffine>
+void plain_step(const StepArguments& arguments) {
+  StepArguments s = arguments;
+  const bool takes_tensor = argument_of[kStep] == ArgumentKind::tensor;
+  if (s.src_stride == s.cols && s.dst_stride == s.cols && (!takes_tensor || s.operand_stride == s.cols)) {
+    s.cols *= s.rows;
+    s.rows = 1;
+  }
+  planar_step<kStep, kAffine>(s);
+}
+
 // Columns outside, rows inside: the coefficients of a few channels stay in registers.
 template <int kStep, Affine kAffine>
 void interleaved_step(const StepArguments& arguments) {
+  if constexpr (!Coefficients<kStep, kAffine>::any) return plain_step<kStep, kAffine>(arguments);
   constexpr int vectors = in_flight_of(kStep, kAffine, Orientation::interleaved);
   const StepArguments s = arguments;
   const V a = hn::Set(D(), s.a);

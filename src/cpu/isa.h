@@ -109,6 +109,21 @@ struct NormGradientArguments {
   const float* slope = nullptr;
 };
 
+// The same over slabs whose elements lie together, one slab behind the other. Per column is per element.
+struct SlabGradientArguments {
+  const float* x = nullptr;
+  const float* gradient = nullptr;
+  int64_t slabs = 0;
+  int64_t width = 0;                  // elements of a slab
+  const float* statistics = nullptr;  // mean and rstd of each slab
+  const float* weights = nullptr;     // the norm's, per column; null: 1
+  // Get gradient and gradient * xhat of each column, or are added to; null: not wanted.
+  float* sums = nullptr;
+  float* products = nullptr;
+  bool add = false;
+  float* dst = nullptr;  // the gradient of x; may be gradient; null: not wanted
+};
+
 // Sums of two arrays, each element times its weight.
 struct WeightedSums {
   double first = 0;
@@ -187,6 +202,7 @@ struct Isa {
   GradientFunction gradients[op_count][2][2][2] = {};  // [after the norm][orientation][of the argument too]
   void (*norm_sums[2])(const NormGradientArguments& arguments) = {};
   void (*norm_gradient[2])(const NormGradientArguments& arguments) = {};
+  void (*slab_norm_back)(const SlabGradientArguments& arguments) = nullptr;
   WeightedSums (*weighted_sums)(const float* first, const float* second, const float* weights,
                                 int64_t count) = nullptr;  // weights null: 1
   // The largest magnitude in a panel; NaN where it has one.

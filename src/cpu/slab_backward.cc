@@ -151,7 +151,8 @@ void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Exec
 
 void SlabBackward::run_panel(Work& work) const {
   work.x = input_.view(isa_, work.region, work.arguments.input, panel(work, 0));
-  if (slabs_.norm) prepare_norm(work);
+  const bool steps_after = norm_at_ < steps_.size() && steps_[norm_at_].function != identity_step;
+  if (slabs_.norm && (slabs_.rows > 1 || steps_after)) prepare_norm(work);
   // A norm's input is needed even where no step follows it.
   const size_t inputs = slabs_.norm ? std::max(steps_.size(), norm_at_ + 1) : steps_.size();
   for (size_t i = 0; i + 1 < inputs; ++i) {
@@ -163,8 +164,14 @@ void SlabBackward::run_panel(Work& work) const {
   }
   work.gradient = output_gradient(work);
   for (size_t i = steps_.size(); i-- > std::max(begin_, norm_at_);) step_back(work, i);
-  if (slabs_.norm && (through_norm_ || weight_sum_ || bias_sum_)) sum_for_norm(work);
-  if (through_norm_) norm_back(work);
+  if (through_norm_ || weight_sum_ || bias_sum_) {
+    if (slabs_.rows == 1) {
+      slab_norm_back(work);
+    } else {
+      sum_for_norm(work);
+      if (through_norm_) norm_back(work);
+    }
+  }
   for (size_t i = std::min(norm_at_, steps_.size()); i-- > begin_;) step_back(work, i);
   if (!problem_.wants_input()) return;
   const bool stored = input_gradient_.in_place() &&
@@ -188,7 +195,7 @@ void SlabBackward::prepare_norm(const Work& work) const {
   for (int64_t slab = 0; slab < region.slabs.size(); ++slab, statistics += 2) {
     const int64_t at = slab * width;
     std::fill_n(row(work, centre) + at, width, statistics[0]);
-    std::fill_n(row(work, inverse) + at, width, statistics[1]);
+    if (slabs_.rows > 1) std::fill_n(row(work, inverse) + at, width, statistics[1]);
     float* scales = row(work, scale) + at;
     if (weight == nullptr) {
       std::fill_n(scales, width, statistics[1]);
@@ -297,6 +304,26 @@ NormGradientArguments SlabBackward::norm_arguments(const Work& work) const {
   n.sums = row(work, sums);
   n.products = row(work, products);
   return n;
+}
+
+// The sums and the gradient where a slab is one run of columns.
+void SlabBackward::slab_norm_back(Work& work) const {
+  const SlabRegion& region = work.region;
+  const PanelView to = destination(work, norm_at_ == 0);
+  const float* weight = chain_.values_or_null(chain_.norm_weight, region.sample, work.floats);
+  SlabGradientArguments s;
+  s.x = input_of(work, norm_at_).data;
+  s.gradient = work.gradient.data;
+  s.slabs = region.slabs.size();
+  s.width = slabs_.slab_columns;
+  s.statistics = work.arguments.statistics + 2 * (region.sample * slabs_.groups + region.slabs.begin);
+  s.weights = weight != nullptr ? weight + region.columns.begin : nullptr;
+  s.sums = bias_sum_ ? partial(work.floats, work.chunk, *bias_sum_) + region.columns.begin : nullptr;
+  s.products = weight_sum_ ? partial(work.floats, work.chunk, *weight_sum_) + region.columns.begin : nullptr;
+  s.add = !work.first_of_chunk;
+  s.dst = through_norm_ ? const_cast<float*>(to.data) : nullptr;
+  isa_.slab_norm_back(s);
+  if (through_norm_) work.gradient = to;
 }
 
 // The sums of each column, and the two means of each slab as what is taken off each of its elements.

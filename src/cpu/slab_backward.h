@@ -78,6 +78,7 @@ class SlabBackward final : public BackwardKernel {
   PanelView output_gradient(const Work& work) const;
   PanelView destination(const Work& work, bool last) const;
   void step_back(Work& work, size_t step) const;
+  void slab_norm_back(Work& work) const;
   void sum_for_norm(const Work& work) const;
   void norm_back(Work& work) const;
   NormGradientArguments norm_arguments(const Work& work) const;

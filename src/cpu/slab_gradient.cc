@@ -1,0 +1,129 @@
+// The gradient of a norm over slabs whose elements lie together, compiled once per SIMD target.
+#include "cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/slab_gradient.cc"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include "cpu/dispatch.h"
+#include "cpu/isa.h"
+#include "cpu/panel-inl.h"
+
+#if !ONEPASS_TARGET_IS_EMULATED
+HWY_BEFORE_NAMESPACE();
+namespace onepass::cpu {
+namespace HWY_NAMESPACE {
+
+// Vectors of a slab in flight, and additions in one chain: see chain_length of gradient.cc.
+constexpr int slab_vectors = 2;
+constexpr int64_t slab_strip = 32 * slab_vectors * lanes;
+
+// Of one slab.
+template <bool kWeights>
+class SlabNormBack {
+ public:
+  HWY_INLINE SlabNormBack(const SlabGradientArguments& arguments, int64_t slab)
+      : s_(arguments),
+        at_(slab * arguments.width),
+        centre_(arguments.statistics[2 * slab]),
+        rstd_(arguments.statistics[2 * slab + 1]) {}
+
+  HWY_INLINE void run() {
+    for (int64_t begin = 0; begin < s_.width; begin += slab_strip) {
+      add_strip(begin, begin + slab_strip < s_.width ? begin + slab_strip : s_.width);
+    }
+    if (s_.dst == nullptr) return;
+    const double factor = static_cast<double>(rstd_) / static_cast<double>(s_.width);
+    store(static_cast<float>(factor * sum_), static_cast<float>(factor * product_));
+  }
+
+ private:
+  // Sums over the slab of what each column gets times its weight.
+  HWY_INLINE void add_strip(int64_t begin, int64_t end) {
+    const D d;
+    V sums[slab_vectors], products[slab_vectors];
+    ONEPASS_UNROLL for (int v = 0; v < slab_vectors; ++v) sums[v] = products[v] = hn::Zero(d);
+    const V centre = hn::Set(d, centre_);
+    const V rstd = hn::Set(d, rstd_);
+    int64_t c = at_ + begin;
+    const int64_t last = at_ + end;
+    const auto add = [&](int v, int64_t at) HWY_ATTR {
+      const V g = hn::LoadU(d, s_.gradient + at);
+      const V product = hn::Mul(g, hn::Mul(hn::Sub(hn::LoadU(d, s_.x + at), centre), rstd));
+      add_to(s_.sums, at, g);
+      add_to(s_.products, at, product);
+      if constexpr (kWeights) {
+        const V weight = hn::LoadU(d, s_.weights + at);
+        sums[v] = hn::MulAdd(g, weight, sums[v]);
+        products[v] = hn::MulAdd(product, weight, products[v]);
+      } else {
+        sums[v] = hn::Add(sums[v], g);
+        products[v] = hn::Add(products[v], product);
+      }
+    };
+    for (; c + slab_vectors * lanes <= last; c += slab_vectors * lanes) {
+      ONEPASS_UNROLL for (int v = 0; v < slab_vectors; ++v) add(v, c + v * lanes);
+    }
+    for (; c + lanes <= last; c += lanes) add(0, c);
+    sum_ += lane_sum(hn::Add(sums[0], sums[1]));
+    product_ += lane_sum(hn::Add(products[0], products[1]));
+    for (; c < last; ++c) {
+      const float g = s_.gradient[c];
+      const float product = g * ((s_.x[c] - centre_) * rstd_);
+      if (s_.sums != nullptr) s_.sums[c] = s_.add ? s_.sums[c] + g : g;
+      if (s_.products != nullptr) s_.products[c] = s_.add ? s_.products[c] + product : product;
+      sum_ += kWeights ? g * s_.weights[c] : g;
+      product_ += kWeights ? product * s_.weights[c] : product;
+    }
+  }
+
+  HWY_INLINE void add_to(float* to, int64_t at, V value) const {
+    const D d;
+    if (to == nullptr) return;
+    hn::StoreU(s_.add ? hn::Add(hn::LoadU(d, to + at), value) : value, d, to + at);
+  }
+
+  // dst = gradient * weight * rstd - offset - xhat * slope
+  HWY_INLINE void store(float offset, float slope) const {
+    const D d;
+    const V centre = hn::Set(d, centre_);
+    const V rstd = hn::Set(d, rstd_);
+    const V offsets = hn::Set(d, offset);
+    const V slopes = hn::Set(d, slope);
+    int64_t c = at_;
+    const int64_t last = at_ + s_.width;
+    for (; c + lanes <= last; c += lanes) {
+      const V scale = kWeights ? hn::Mul(rstd, hn::LoadU(d, s_.weights + c)) : rstd;
+      const V xhat = hn::Mul(hn::Sub(hn::LoadU(d, s_.x + c), centre), rstd);
+      const V taken = hn::MulAdd(xhat, slopes, offsets);
+      hn::StoreU(hn::MulSub(hn::LoadU(d, s_.gradient + c), scale, taken), d, s_.dst + c);
+    }
+    for (; c < last; ++c) {
+      const float scale = kWeights ? rstd_ * s_.weights[c] : rstd_;
+      const float xhat = (s_.x[c] - centre_) * rstd_;
+      s_.dst[c] = s_.gradient[c] * scale - (offset + xhat * slope);
+    }
+  }
+
+  const SlabGradientArguments s_;
+  const int64_t at_;  // the slab's first element
+  const float centre_;
+  const float rstd_;
+  double sum_ = 0;
+  double product_ = 0;
+};
+
+void slab_norm_back(const SlabGradientArguments& s) {
+  for (int64_t slab = 0; slab < s.slabs; ++slab) {
+    s.weights != nullptr ? SlabNormBack<true>(s, slab).run() : SlabNormBack<false>(s, slab).run();
+  }
+}
+
+void fill_slab_gradient(Isa& isa) { isa.slab_norm_back = &slab_norm_back; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace onepass::cpu
+HWY_AFTER_NAMESPACE();
+#endif

@@ -347,47 +347,6 @@ class NormBack {
   V slope_[in_flight];
 };
 
-// Chains of chain_length additions at most, the chains in double.
-template <bool kWeights>
-WeightedSums weighted_sums_of(const float* first, const float* second, const float* weights, int64_t count) {
-  constexpr int vectors = 2;
-  constexpr int64_t strip = chain_length * vectors * lanes;
-  const D d;
-  WeightedSums total;
-  for (int64_t begin = 0; begin < count; begin += strip) {
-    const int64_t end = begin + strip < count ? begin + strip : count;
-    V sums[2][vectors];
-    for (auto& of : sums) {
-      for (V& sum : of) sum = hn::Zero(d);
-    }
-    const auto add = [&](int v, V a, V b, V w) HWY_ATTR {
-      sums[0][v] = kWeights ? hn::MulAdd(a, w, sums[0][v]) : hn::Add(sums[0][v], a);
-      sums[1][v] = kWeights ? hn::MulAdd(b, w, sums[1][v]) : hn::Add(sums[1][v], b);
-    };
-    const auto weights_at = [&](int64_t c) HWY_ATTR { return kWeights ? hn::LoadU(d, weights + c) : hn::Zero(d); };
-    int64_t c = begin;
-    for (; c + vectors * lanes <= end; c += vectors * lanes) {
-      ONEPASS_UNROLL for (int v = 0; v < vectors; ++v) {
-        const int64_t at = c + v * lanes;
-        add(v, hn::LoadU(d, first + at), hn::LoadU(d, second + at), weights_at(at));
-      }
-    }
-    for (; c + lanes <= end; c += lanes) add(0, hn::LoadU(d, first + c), hn::LoadU(d, second + c), weights_at(c));
-    if (c < end) {
-      const V w = kWeights ? load_some(weights + c, end - c) : hn::Zero(d);
-      add(1, load_some(first + c, end - c), load_some(second + c, end - c), w);
-    }
-    total.first += lane_sum(hn::Add(sums[0][0], sums[0][1]));
-    total.second += lane_sum(hn::Add(sums[1][0], sums[1][1]));
-  }
-  return total;
-}
-
-WeightedSums weighted_sums(const float* first, const float* second, const float* weights, int64_t count) {
-  return weights != nullptr ? weighted_sums_of<true>(first, second, weights, count)
-                            : weighted_sums_of<false>(first, second, weights, count);
-}
-
 // ---------------------------------------------------------------------------------------- the tables
 
 constexpr int planar_index = static_cast<int>(Orientation::planar);
@@ -418,7 +377,6 @@ void add_gradients(Isa& isa, std::integer_sequence<int, kSteps...>) {
 
 void fill_gradient(Isa& isa) {
   add_gradients(isa, std::make_integer_sequence<int, op_count>());
-  isa.weighted_sums = &weighted_sums;
   isa.norm_sums[planar_index] = &planar_loop<NormSums, NormGradientArguments>;
   isa.norm_sums[interleaved_index] = &interleaved_loop<NormSums, NormGradientArguments>;
   isa.norm_gradient[planar_index] = &planar_loop<NormBack, NormGradientArguments>;

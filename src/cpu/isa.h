@@ -124,12 +124,6 @@ struct SlabGradientArguments {
   float* dst = nullptr;  // the gradient of x; may be gradient; null: not wanted
 };
 
-// Sums of two arrays, each element times its weight.
-struct WeightedSums {
-  double first = 0;
-  double second = 0;
-};
-
 // A panel's way to or from a tensor: element (r, c) lies at base + r * row_stride + c * col_stride elements.
 struct TransferArguments {
   float* panel = nullptr;
@@ -203,8 +197,6 @@ struct Isa {
   void (*norm_sums[2])(const NormGradientArguments& arguments) = {};
   void (*norm_gradient[2])(const NormGradientArguments& arguments) = {};
   void (*slab_norm_back)(const SlabGradientArguments& arguments) = nullptr;
-  WeightedSums (*weighted_sums)(const float* first, const float* second, const float* weights,
-                                int64_t count) = nullptr;  // weights null: 1
   // The largest magnitude in a panel; NaN where it has one.
   float (*largest)(const float* panel, int64_t stride, int64_t rows, int64_t cols) = nullptr;
   void (*load)(const TransferArguments& arguments) = nullptr;

@@ -93,7 +93,7 @@ void SlabBackward::lay_out_workspace() {
   const auto count = static_cast<int64_t>(sums_.size());
   partials_at_ = layout.take(chunks_ * count * slabs_.columns);
   const auto panels = static_cast<int64_t>(steps_.size() + 1 + extra_panels);
-  worker_floats_ = panels * slabs_.panel_floats() + row_count * slabs_.column_floats();
+  worker_floats_ = panels * slabs_.panel_floats + row_count * slabs_.column_floats;
   workers_at_ = layout.take(worker_floats_ * problem_.forward.device.threads);
   workspace_floats_ = layout.floats();
 }
@@ -115,11 +115,11 @@ std::string SlabBackward::describe() const {
 // Panel `index` of a worker: the gathered input, the inputs of the steps behind the first, then the extra
 // ones.
 float* SlabBackward::panel(const Work& work, size_t index) const {
-  return work.own + static_cast<int64_t>(index) * slabs_.panel_floats();
+  return work.own + static_cast<int64_t>(index) * slabs_.panel_floats;
 }
 
 float* SlabBackward::row(const Work& work, Row which) const {
-  return panel(work, steps_.size() + 1 + extra_panels) + which * slabs_.column_floats();
+  return panel(work, steps_.size() + 1 + extra_panels) + which * slabs_.column_floats;
 }
 
 // A sum over the samples of a chunk, for each column.
@@ -136,7 +136,7 @@ void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Exec
   const int64_t tasks = slabs_.batch == 0 ? 0 : chunks_ * slabs_.panels;
   executor.for_each(tasks, [&](int64_t task, int worker) {
     Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, 0, true, {}, {}, {}};
-    std::fill_n(row(work, zeros), slabs_.column_floats(), 0.0f);
+    std::fill_n(row(work, zeros), slabs_.column_floats, 0.0f);
     work.chunk = task / slabs_.panels;
     const Range samples = samples_of(work.chunk);
     for (int64_t sample = samples.begin; sample < samples.end; ++sample) {
@@ -192,18 +192,19 @@ void SlabBackward::prepare_norm(const Work& work) const {
   const float* statistics =
       work.arguments.statistics + 2 * (region.sample * slabs_.groups + region.slabs.begin);
   const float* weight = chain_.values_or_null(chain_.norm_weight, region.sample, work.floats);
-  for (int64_t slab = 0; slab < region.slabs.size(); ++slab, statistics += 2) {
-    const int64_t at = slab * width;
-    std::fill_n(row(work, centre) + at, width, statistics[0]);
-    if (slabs_.rows > 1) std::fill_n(row(work, inverse) + at, width, statistics[1]);
-    float* scales = row(work, scale) + at;
+  float* centres = row(work, centre);
+  float* inverses = row(work, inverse);
+  float* scales = row(work, scale);
+  for (int64_t at = 0; at < region.columns.size(); at += width, statistics += 2) {
+    std::fill_n(centres + at, width, statistics[0]);
+    std::fill_n(inverses + at, width, statistics[1]);
     if (weight == nullptr) {
-      std::fill_n(scales, width, statistics[1]);
+      std::fill_n(scales + at, width, statistics[1]);
       continue;
     }
     const float* weights = weight + region.columns.begin + at;
     const float rstd = statistics[1];
-    for (int64_t c = 0; c < width; ++c) scales[c] = rstd * weights[c];
+    for (int64_t c = 0; c < width; ++c) scales[at + c] = rstd * weights[c];
   }
 }
 
@@ -335,13 +336,18 @@ void SlabBackward::sum_for_norm(const Work& work) const {
   const int64_t width = slabs_.slab_columns;
   const float* weight = chain_.values_or_null(chain_.norm_weight, work.region.sample, work.floats);
   const double share = 1 / static_cast<double>(slabs_.slab_elements());
-  for (int64_t slab = 0; slab < work.region.slabs.size(); ++slab) {
-    const int64_t at = slab * width;
+  const auto weighted = [&](const float* values, const float* weights) {
+    if (weights == nullptr) return sum_of(width, [&](int64_t c) -> double { return values[c]; });
+    return sum_of(width, [&](int64_t c) { return static_cast<double>(values[c]) * weights[c]; });
+  };
+  const NormGradientArguments n = norm_arguments(work);
+  float* offsets = row(work, offset);
+  float* slopes = row(work, slope);
+  for (int64_t at = 0; at < n.cols; at += width) {
     const float* weights = weight != nullptr ? weight + work.region.columns.begin + at : nullptr;
-    const WeightedSums total = isa_.weighted_sums(row(work, sums) + at, row(work, products) + at, weights, width);
-    const double rstd = row(work, inverse)[at];
-    std::fill_n(row(work, offset) + at, width, static_cast<float>(rstd * (total.first * share)));
-    std::fill_n(row(work, slope) + at, width, static_cast<float>(rstd * (total.second * share)));
+    const double factor = n.inverse[at] * share;
+    std::fill_n(offsets + at, width, static_cast<float>(factor * weighted(n.sums + at, weights)));
+    std::fill_n(slopes + at, width, static_cast<float>(factor * weighted(n.products + at, weights)));
   }
 }
 

@@ -13,18 +13,6 @@ constexpr int planar = static_cast<int>(Orientation::planar);
 // Panels of a worker: values, and a tensor operand.
 enum Buffer : int { values_buffer, operand_buffer, buffer_count };
 
-// The sum of f(i) over i < count, in four chains.
-template <class F>
-double sum_of(int64_t count, F&& f) {
-  double sums[4] = {};
-  int64_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    for (int64_t k = 0; k < 4; ++k) sums[k] += f(i + k);
-  }
-  for (; i < count; ++i) sums[0] += f(i);
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
 }  // namespace
 
 SlabTail::SlabTail(const Problem& problem, const Isa& isa)
@@ -45,9 +33,9 @@ SlabTail::SlabTail(const Problem& problem, const Isa& isa)
   if (slabs_.norm) eps_ = problem.block.norm()->eps;
   mean_of_norm_ =
       mean_ && slabs_.norm && chain_.after.size() == 1 && chain_.after[0].function == identity_step;
-  task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats());
+  task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats);
   WorkspaceLayout layout(chain_.workspace_floats);
-  worker_floats_ = buffer_count * slabs_.panel_floats() + row_count * slabs_.column_floats();
+  worker_floats_ = buffer_count * slabs_.panel_floats + row_count * slabs_.column_floats;
   workers_at_ = layout.take(worker_floats_ * problem.device.threads);
   workspace_floats_ = layout.floats();
 }
@@ -65,7 +53,7 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
   const int64_t count = slabs_.batch * slabs_.panels;
   executor.for_each(ceil_div(count, task_panels_), [&](int64_t task, int worker) {
     Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}};
-    std::fill_n(row(work, zeros), slabs_.column_floats(), 0.0f);
+    std::fill_n(row(work, zeros), slabs_.column_floats, 0.0f);
     const int64_t end = std::min(count, (task + 1) * task_panels_);
     for (int64_t i = task * task_panels_; i < end; ++i) {
       work.region = slabs_.region(i / slabs_.panels, i % slabs_.panels);
@@ -75,7 +63,7 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
 }
 
 float* SlabTail::row(const Work& work, Row which) const {
-  return work.own + buffer_count * slabs_.panel_floats() + which * slabs_.column_floats();
+  return work.own + buffer_count * slabs_.panel_floats + which * slabs_.column_floats;
 }
 
 const float* SlabTail::shift(const Work& work) const {
@@ -113,7 +101,7 @@ void SlabTail::apply(Work& work, const Step& step, bool last) const {
     const auto tensor = static_cast<size_t>(step.tensor);
     const PanelView operand =
         tensors_[tensor].view(isa_, work.region, work.arguments.parameters[chain_.tensors[tensor].parameter],
-                              work.own + operand_buffer * slabs_.panel_floats());
+                              work.own + operand_buffer * slabs_.panel_floats);
     s.operand = operand.data;
     s.operand_stride = operand.stride;
   }

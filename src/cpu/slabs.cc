@@ -2,6 +2,7 @@
 #include "cpu/slabs.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 
 namespace onepass::cpu {
@@ -13,6 +14,7 @@ constexpr int64_t most_slab_elements = 8 * 1024;
 constexpr int64_t most_repeat = 64;
 // Of channels last: a panel has this many columns or more, so that its rows are a few cache lines.
 constexpr int64_t least_columns = 32;
+constexpr int64_t widest_vector = 16;
 constexpr int64_t most_rows = 256;
 
 int64_t pixels_of(const Problem& problem) { return TensorMap(problem.input).pixels(); }
@@ -49,14 +51,19 @@ Slabs::Slabs(const Problem& problem, int64_t live_panels, int64_t live_column_ar
   slab_columns = columns / groups;
   int64_t wanted = live_floats / (rows * live_panels + live_column_arrays);
   if (strided) wanted = std::max(wanted, least_columns);
-  const int64_t slabs = std::clamp<int64_t>(wanted / slab_columns, 1, groups);
-  panels = ceil_div(groups, slabs);
+  // Whole vectors, so that only the last panel of a sample has columns left over.
+  const int64_t step = widest_vector / std::gcd(widest_vector, slab_columns);
+  const int64_t slabs = wanted / slab_columns;
+  panel_slabs = std::clamp<int64_t>(slabs < step ? slabs : slabs - slabs % step, 1, groups);
+  panels = ceil_div(groups, panel_slabs);
+  panel_floats = round_up(rows * panel_slabs * slab_columns, alignment_floats);
+  column_floats = round_up(panel_slabs * slab_columns + Chain::slack(), alignment_floats);
 }
 
 std::string Slabs::describe(const Isa& isa) const {
   std::ostringstream out;
   out << "lanes: " << (rows > 1 ? "channels" : "elements") << " (" << isa.name << ", " << isa.lanes << ")\n";
-  out << "panels: " << panel_columns() / slab_columns << (norm ? " slabs" : " channels") << " of "
+  out << "panels: " << panel_slabs << (norm ? " slabs" : " channels") << " of "
       << slab_elements() << " elements, " << panels << " a sample\n";
   return out.str();
 }

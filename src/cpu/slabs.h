@@ -7,6 +7,7 @@
 // lanes are columns.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,18 @@
 #include "onepass/problem.h"
 
 namespace onepass::cpu {
+
+// The sum of f(i) over i < count, in four chains.
+template <class F>
+double sum_of(int64_t count, F&& f) {
+  double sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (int64_t k = 0; k < 4; ++k) sums[k] += f(i + k);
+  }
+  for (; i < count; ++i) sums[0] += f(i);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
 
 // Columns of one sample.
 struct SlabRegion {
@@ -33,7 +46,10 @@ struct Slabs {
   int64_t rows = 1;          // of a sample
   int64_t columns = 0;       // of a sample
   int64_t slab_columns = 0;  // of a slab
+  int64_t panel_slabs = 1;   // of a panel; the last of a sample may have fewer
   int64_t panels = 1;        // of a sample
+  int64_t panel_floats = 0;  // memory of a panel, and of one value for each of its columns
+  int64_t column_floats = 0;
 
   // So many panels, and so many values for each of their columns, are live at a time.
   Slabs(const Problem& problem, int64_t live_panels, int64_t live_column_arrays);
@@ -41,11 +57,8 @@ struct Slabs {
   static std::string refusal(const Problem& problem);
 
   int64_t slab_elements() const { return rows * slab_columns; }
-  int64_t panel_columns() const { return ceil_div(groups, panels) * slab_columns; }  // of the widest
-  int64_t panel_floats() const { return round_up(rows * panel_columns(), alignment_floats); }
-  int64_t column_floats() const { return round_up(panel_columns() + Chain::slack(), alignment_floats); }
   SlabRegion region(int64_t sample, int64_t panel) const {
-    const Range slabs = even_part(groups, panels, panel);
+    const Range slabs{panel * panel_slabs, std::min(groups, (panel + 1) * panel_slabs)};
     return {sample, slabs, {slabs.begin * slab_columns, slabs.end * slab_columns}};
   }
   std::string describe(const Isa& isa) const;

@@ -247,8 +247,7 @@ TEST(ConvBackward, AgreesWithTheReferenceOnLargerConvolutions) {
       "conv2d(3,8,k=3,p=1) @ 0x3x9x9",
   };
   uint64_t seed = 6000;
-  for (const char* const text : texts)
-    check(tail(text), Distribution::normal, seed++, executor);
+  for (const char* const text : texts) check(tail(text), Distribution::normal, seed++, executor);
 }
 
 TEST(ConvBackward, ComputesAnySubsetOfTheGradients) {

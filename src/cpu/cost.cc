@@ -71,20 +71,84 @@ bool is_cheap(Op op) {
   }
 }
 
-double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKernel& kernel) {
-  const Rates& rate = rates_of(isa);
-  const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
-  const auto elements = static_cast<double>(element_count(shape));
+namespace {
+
+// What a row of a panel and a slab cost besides their elements, Neoverse-V1, 2026-11-18. A planar row ends in
+// a partial vector, and each channel has statistics to merge.
+constexpr double channel_ns = 25;
+constexpr double backward_row_ns = 60;
+constexpr double backward_unit_ns = 100;
+constexpr double slab_ns = 20;
+// Of an element for each row of a panel: rows of channels last lie apart.
+constexpr double strided_row_ns = 0.002;
+constexpr double backward_strided_row_ns = 0.015;  // of three tensors, whose lines meet in L1
+
+double elements_of(const Problem& problem) {
+  return static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
+}
+
+double strided_ns(const Slabs& slabs, double row_ns) {
+  return slabs.rows > 1 ? row_ns * static_cast<double>(slabs.rows) : 0;
+}
+
+double slabs_of(const Slabs& slabs) {
+  return static_cast<double>(slabs.batch) * static_cast<double>(slabs.groups);
+}
+
+bool is_planar(const TensorSpec& spec) { return orientation_of(TensorMap(spec)) == Orientation::planar; }
+
+double channels_of(const Problem& problem) {
+  return static_cast<double>(problem.input.sizes[0]) * static_cast<double>(problem.input.sizes[1]);
+}
+
+double forward_element_ns(const Rates& rate, const Block& block) {
   double element_ns = rate.move_ns;
-  for (const Stage& stage : problem.block.stages()) {
+  for (const Stage& stage : block.stages()) {
     if (const auto* pointwise = std::get_if<Pointwise>(&stage)) {
       element_ns += step_ns(rate, pointwise->op);
     } else if (std::holds_alternative<Norm>(stage)) {
       element_ns += rate.cheap_step_ns + rate.move_ns;
     }
   }
+  return element_ns;
+}
+
+// A step taken back costs about as much as the step. Steps before the norm are recomputed in each pass and
+// differentiated in the last. Steps after it are recomputed and differentiated in each, unless the first pass
+// keeps its result.
+double backward_element_ns(const Rates& rate, const Block& block, int passes, Kept kept) {
+  double element_ns = passes * rate.move_ns;
+  bool after = false;
+  for (const Stage& stage : block.stages()) {
+    if (const auto* pointwise = std::get_if<Pointwise>(&stage)) {
+      const bool once = kept == (after ? Kept::norm_gradient : Kept::norm_input);
+      const int recomputed = once ? 1 : passes;
+      element_ns += (recomputed + (after ? recomputed : 1)) * step_ns(rate, pointwise->op);
+    } else if (std::holds_alternative<Norm>(stage)) {
+      after = true;
+      element_ns += passes * rate.cheap_step_ns;
+    }
+  }
+  return element_ns;
+}
+
+double gradient_bytes(const BackwardProblem& problem) {
+  auto bytes = static_cast<double>(problem.forward.input.byte_span() + problem.output_gradient.byte_span());
+  if (problem.wants_input()) bytes += static_cast<double>(problem.input_gradient.byte_span());
+  return bytes;
+}
+
+}  // namespace
+
+double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKernel& kernel) {
+  const Rates& rate = rates_of(isa);
+  const double elements = elements_of(problem);
+  double element_ns = forward_element_ns(rate, problem.block);
   if (kernel.turns_panels()) element_ns += rate.turn_ns;
   double seconds = elements * element_ns * 1e-9;
+  const bool per_channel =
+      problem.block.norm() != nullptr || problem.block.has_mean() || is_planar(problem.input);
+  if (kernel.convolution() == nullptr && per_channel) seconds += channels_of(problem) * channel_ns * 1e-9;
   if (const ConvolutionStage* convolution = kernel.convolution()) {
     const bool channels = convolution->orientation() == Orientation::interleaved;
     // A pixel tile loads a vector of pixels for each of its channels' multiply-adds.
@@ -101,39 +165,39 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   return seconds / problem.device.threads + hand_out_seconds;
 }
 
-double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&) {
-  (void)isa;
-  return 1e-9 * static_cast<double>(element_count(problem.input.sizes)) * 1e-3;
+double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail& kernel) {
+  const Rates& rate = rates_of(isa);
+  double ns = elements_of(problem) *
+              (forward_element_ns(rate, problem.block) + strided_ns(kernel.slabs(), strided_row_ns));
+  if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
+  const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
+  const double seconds = std::max(ns * 1e-9, bytes / rate.bytes_per_second);
+  return seconds / problem.device.threads + hand_out_seconds;
 }
 
-double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const SlabBackward&) {
-  (void)isa;
-  return 1e-9 * static_cast<double>(element_count(problem.forward.input.sizes)) * 1e-3;
+double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const SlabBackward& kernel) {
+  const Rates& rate = rates_of(isa);
+  double ns =
+      elements_of(problem.forward) * (backward_element_ns(rate, problem.forward.block, 1, Kept::nothing) +
+                                      strided_ns(kernel.slabs(), backward_strided_row_ns));
+  if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
+  const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
+  return seconds / problem.forward.device.threads + hand_out_seconds;
 }
 
-// A step taken back costs about as much as the step. Steps before the norm are recomputed in each pass and
-// differentiated in the last. Steps after it are recomputed and differentiated in each, unless the first pass
-// keeps its result.
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const TailBackward& kernel) {
   const Rates& rate = rates_of(isa);
-  const auto elements = static_cast<double>(element_count(problem.forward.input.sizes));
+  const Problem& forward = problem.forward;
   const int passes = kernel.pass_count();
-  double element_ns = passes * rate.move_ns;
-  bool after = false;
-  for (const Stage& stage : problem.forward.block.stages()) {
-    if (const auto* pointwise = std::get_if<Pointwise>(&stage)) {
-      const bool once = kernel.kept() == (after ? Kept::norm_gradient : Kept::norm_input);
-      const int recomputed = once ? 1 : passes;
-      element_ns += (recomputed + (after ? recomputed : 1)) * step_ns(rate, pointwise->op);
-    } else if (std::holds_alternative<Norm>(stage)) {
-      after = true;
-      element_ns += passes * rate.cheap_step_ns;
-    }
+  double ns = elements_of(forward) * backward_element_ns(rate, forward.block, passes, kernel.kept());
+  if (is_planar(forward.input)) {
+    ns += channels_of(forward) * backward_row_ns;
+    ns += static_cast<double>(kernel.unit_count()) * backward_unit_ns;
+  } else if (forward.block.norm() != nullptr) {
+    ns += channels_of(forward) * channel_ns;
   }
-  double bytes = static_cast<double>(problem.forward.input.byte_span() + problem.output_gradient.byte_span());
-  if (problem.wants_input()) bytes += static_cast<double>(problem.input_gradient.byte_span());
-  const double seconds = std::max(elements * element_ns * 1e-9, bytes / rate.bytes_per_second);
-  return seconds / problem.forward.device.threads + hand_out_seconds * passes;
+  const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
+  return seconds / forward.device.threads + hand_out_seconds * passes;
 }
 
 // The input's gradient has a plan of its own.

@@ -84,8 +84,8 @@ HWY_INLINE void for_rows(Body& body, int64_t rows, F&& f) {
   }
 }
 
-// Columns outside, rows inside: the coefficients of a few channels stay in registers. A Body without any takes
-// rows as they lie.
+// Columns outside, rows inside: the coefficients of a few channels stay in registers. A Body without any
+// takes rows as they lie.
 template <class Body, class Arguments>
 void interleaved_loop(const Arguments& arguments) {
   if constexpr (!Body::per_channel) return planar_loop<Body>(arguments);

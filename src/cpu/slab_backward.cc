@@ -99,8 +99,7 @@ void SlabBackward::lay_out_workspace() {
 }
 
 std::string SlabBackward::describe() const {
-  return slabs_.describe(isa_) +
-         "passes over the input and the output's gradient: 1\nsaved by forward: " +
+  return slabs_.describe(isa_) + "passes over the input and the output's gradient: 1\nsaved by forward: " +
          (slabs_.norm ? "mean and rstd of each slab\n" : "nothing\n") +
          (problem_.wants_input() ? std::string("the input's gradient may overwrite the input: ") +
                                        (may_overwrite_input() ? "yes\n" : "no\n")
@@ -174,9 +173,9 @@ void SlabBackward::run_panel(Work& work) const {
   }
   for (size_t i = std::min(norm_at_, steps_.size()); i-- > begin_;) step_back(work, i);
   if (!problem_.wants_input()) return;
-  const bool stored = input_gradient_.in_place() &&
-                      input_gradient_.place(work.region, work.arguments.input_gradient).data ==
-                          work.gradient.data;
+  const bool stored =
+      input_gradient_.in_place() &&
+      input_gradient_.place(work.region, work.arguments.input_gradient).data == work.gradient.data;
   if (!stored) input_gradient_.store(isa_, work.region, work.arguments.input_gradient, work.gradient);
 }
 
@@ -217,7 +216,8 @@ PanelView SlabBackward::input_of(const Work& work, size_t step) const {
 
 StepArguments SlabBackward::arguments_of(const Work& work, size_t i) const {
   const Step& step = steps_[i];
-  const StepContext context{work.floats, &work.arguments.parameters,
+  const StepContext context{work.floats,
+                            &work.arguments.parameters,
                             {work.region.columns.begin, row(work, centre), row(work, scale), shift(work)},
                             nullptr};
   StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
@@ -243,7 +243,8 @@ PanelView SlabBackward::output_gradient(const Work& work) const {
   const SlabRegion& region = work.region;
   if (!mean_) return output_gradient_.view(isa_, region, work.arguments.output_gradient, scratch);
   const Range channels{region.columns.begin / slabs_.repeat, region.columns.end / slabs_.repeat};
-  const char* from = address(mean_gradient_, work.arguments.output_gradient, {region.sample, channels, {0, 1}});
+  const char* from =
+      address(mean_gradient_, work.arguments.output_gradient, {region.sample, channels, {0, 1}});
   const int64_t stride = mean_gradient_.channel_stride * byte_size(mean_gradient_.dtype);
   const double share = 1 / static_cast<double>(slabs_.pixels);
   float* to = scratch;

@@ -41,8 +41,8 @@ SlabTail::SlabTail(const Problem& problem, const Isa& isa)
 }
 
 std::string SlabTail::describe() const {
-  return slabs_.describe(isa_) + "copies: " +
-         (input_.in_place() ? "none, the input is read in place" : "input panels are gathered") +
+  return slabs_.describe(isa_) +
+         "copies: " + (input_.in_place() ? "none, the input is read in place" : "input panels are gathered") +
          "\nworkspace: " + std::to_string(workspace_bytes()) + " bytes, of which " +
          std::to_string(worker_floats_ * 4) + " per thread\n";
 }
@@ -52,11 +52,11 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
   chain_.load_parameters(problem_, arguments.parameters, floats);
   const int64_t count = slabs_.batch * slabs_.panels;
   executor.for_each(ceil_div(count, task_panels_), [&](int64_t task, int worker) {
-    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}};
+    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}, nullptr, nullptr};
     std::fill_n(row(work, zeros), slabs_.column_floats, 0.0f);
     const int64_t end = std::min(count, (task + 1) * task_panels_);
     for (int64_t i = task * task_panels_; i < end; ++i) {
-      work.region = slabs_.region(i / slabs_.panels, i % slabs_.panels);
+      begin(work, slabs_.region(i / slabs_.panels, i % slabs_.panels));
       run_panel(work);
     }
   });
@@ -66,13 +66,18 @@ float* SlabTail::row(const Work& work, Row which) const {
   return work.own + buffer_count * slabs_.panel_floats + which * slabs_.column_floats;
 }
 
-const float* SlabTail::shift(const Work& work) const {
-  if (chain_.norm_bias < 0) return row(work, zeros);
-  return chain_.values(chain_.norm_bias, work.region.sample, work.floats) + work.region.columns.begin;
+void SlabTail::begin(Work& work, const SlabRegion& region) const {
+  const auto values = [&](int vector, const float* otherwise) {
+    if (vector < 0) return otherwise;
+    return chain_.values(vector, region.sample, work.floats) + region.columns.begin;
+  };
+  work.region = region;
+  work.values = input_.view(isa_, region, work.arguments.input, work.own);
+  work.weight = values(chain_.norm_weight, nullptr);
+  work.shift = values(chain_.norm_bias, row(work, zeros));
 }
 
 void SlabTail::run_panel(Work& work) const {
-  work.values = input_.view(isa_, work.region, work.arguments.input, work.own);
   const bool writes = !mean_ && output_.in_place();
   const size_t before = chain_.before.size();
   const size_t count = before + chain_.after.size();
@@ -89,8 +94,9 @@ void SlabTail::run_panel(Work& work) const {
 }
 
 void SlabTail::apply(Work& work, const Step& step, bool last) const {
-  const StepContext context{work.floats, &work.arguments.parameters,
-                            {work.region.columns.begin, row(work, centre), row(work, scale), shift(work)},
+  const StepContext context{work.floats,
+                            &work.arguments.parameters,
+                            {work.region.columns.begin, row(work, centre), row(work, scale), work.shift},
                             nullptr};
   StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
   s.src = work.values.data;
@@ -105,8 +111,7 @@ void SlabTail::apply(Work& work, const Step& step, bool last) const {
     s.operand = operand.data;
     s.operand_stride = operand.stride;
   }
-  const PanelView to =
-      last ? output_.place(work.region, work.arguments.output) : PanelView{work.own, s.cols};
+  const PanelView to = last ? output_.place(work.region, work.arguments.output) : PanelView{work.own, s.cols};
   s.dst = const_cast<float*>(to.data);
   s.dst_stride = to.stride;
   isa_.steps[step.function][static_cast<int>(step.affine)][interleaved](s);
@@ -124,15 +129,16 @@ void SlabTail::normalise(const Work& work) const {
     for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, {means[i], spreads[i]});
     return;
   }
-  isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows,
-                                work.region.columns.size(), means, spreads, 0, nullptr});
+  isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, work.region.columns.size(),
+                                means, spreads, 0, nullptr});
   for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, merge(means + i * width, spreads + i * width));
 }
 
 // The columns of a slab.
 SlabTail::Moments SlabTail::merge(const float* means, const float* spreads) const {
   const int64_t width = slabs_.slab_columns;
-  const double middle = sum_of(width, [&](int64_t c) -> double { return means[c]; }) / static_cast<double>(width);
+  const double middle =
+      sum_of(width, [&](int64_t c) -> double { return means[c]; }) / static_cast<double>(width);
   const auto rows = static_cast<double>(slabs_.rows);
   const double m2_of_slab = sum_of(width, [&](int64_t c) {
     const double distance = means[c] - middle;
@@ -154,13 +160,12 @@ void SlabTail::finish_slab(const Work& work, int64_t slab, const Moments& moment
   const int64_t at = slab * width;
   std::fill_n(row(work, centre) + at, width, static_cast<float>(moments.mean));
   float* scales = row(work, scale) + at;
-  if (chain_.norm_weight < 0) {
-    std::fill_n(scales, width, static_cast<float>(rstd));
+  const auto factor = static_cast<float>(rstd);
+  if (work.weight == nullptr) {
+    std::fill_n(scales, width, factor);
     return;
   }
-  const float* weight =
-      chain_.values(chain_.norm_weight, work.region.sample, work.floats) + work.region.columns.begin + at;
-  const auto factor = static_cast<float>(rstd);
+  const float* weight = work.weight + at;
   for (int64_t c = 0; c < width; ++c) scales[c] = factor * weight[c];
 }
 
@@ -176,14 +181,13 @@ void SlabTail::finish_means(const Work& work, int64_t slab, const Moments& momen
     const float* of_columns = row(work, mean) + slab * width;
     for (int64_t c = 0; c < channels; ++c) means[c] = static_cast<float>(of_columns[c] - moments.mean);
   }
-  const int64_t column = work.region.columns.begin + slab * width;
   const auto factor = static_cast<float>(rstd);
-  if (chain_.norm_weight < 0) {
+  if (work.weight == nullptr) {
     for (int64_t c = 0; c < channels; ++c) means[c] *= factor;
     return;
   }
-  const float* weight = chain_.values(chain_.norm_weight, work.region.sample, work.floats) + column;
-  const float* bias = chain_.values(chain_.norm_bias, work.region.sample, work.floats) + column;
+  const float* weight = work.weight + slab * width;
+  const float* bias = work.shift + slab * width;
   for (int64_t c = 0; c < channels; ++c) {
     means[c] = means[c] * factor * weight[c * slabs_.repeat] + bias[c * slabs_.repeat];
   }

@@ -35,13 +35,15 @@ class SlabTail final : public Kernel {
     float* floats;  // the workspace
     float* own;     // the worker's part of it
     SlabRegion region;
-    PanelView values;  // as far as they are
+    PanelView values;     // as far as they are
+    const float* weight;  // the norm's, of the panel's columns; null: none
+    const float* shift;
   };
 
   float* row(const Work& work, Row which) const;
   void run_panel(Work& work) const;
   void apply(Work& work, const Step& step, bool last) const;
-  const float* shift(const Work& work) const;
+  void begin(Work& work, const SlabRegion& region) const;
   void normalise(const Work& work) const;
   Moments merge(const float* means, const float* spreads) const;
   void finish_slab(const Work& work, int64_t slab, const Moments& moments) const;

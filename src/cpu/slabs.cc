@@ -15,7 +15,7 @@ constexpr int64_t most_repeat = 64;
 // Of channels last: a panel has this many columns or more, so that its rows are a few cache lines.
 constexpr int64_t least_columns = 32;
 constexpr int64_t widest_vector = 16;
-constexpr int64_t most_rows = 256;
+constexpr int64_t most_rows = 128;
 
 int64_t pixels_of(const Problem& problem) { return TensorMap(problem.input).pixels(); }
 
@@ -31,7 +31,8 @@ std::string Slabs::refusal(const Problem& problem) {
   const Norm* norm = problem.block.norm();
   const int64_t slab = norm != nullptr ? channels / norm->group_count(channels) * pixels : pixels;
   if (pixels == 0) return "there are no pixels";
-  if (slab > most_slab_elements) return "slabs of more than " + std::to_string(most_slab_elements) + " elements";
+  if (slab > most_slab_elements)
+    return "slabs of more than " + std::to_string(most_slab_elements) + " elements";
   if (channels_last(problem)) {
     return pixels > most_rows ? "more than " + std::to_string(most_rows) + " pixels of channels last" : "";
   }
@@ -63,8 +64,8 @@ Slabs::Slabs(const Problem& problem, int64_t live_panels, int64_t live_column_ar
 std::string Slabs::describe(const Isa& isa) const {
   std::ostringstream out;
   out << "lanes: " << (rows > 1 ? "channels" : "elements") << " (" << isa.name << ", " << isa.lanes << ")\n";
-  out << "panels: " << panel_slabs << (norm ? " slabs" : " channels") << " of "
-      << slab_elements() << " elements, " << panels << " a sample\n";
+  out << "panels: " << panel_slabs << (norm ? " slabs" : " channels") << " of " << slab_elements()
+      << " elements, " << panels << " a sample\n";
   return out.str();
 }
 
@@ -93,8 +94,7 @@ PanelView SlabTensor::place(const SlabRegion& region, const void* base) const {
   return {reinterpret_cast<const float*>(address(map_, base, region_of(region))), map_.pixel_stride};
 }
 
-PanelView SlabTensor::view(const Isa& isa, const SlabRegion& region, const void* base,
-                           float* scratch) const {
+PanelView SlabTensor::view(const Isa& isa, const SlabRegion& region, const void* base, float* scratch) const {
   if (in_place()) return place(region, base);
   const int64_t stride = region.columns.size();
   transfer(isa, Direction::load, map_, base, region_of(region), orientation_, scratch,
@@ -103,8 +103,8 @@ PanelView SlabTensor::view(const Isa& isa, const SlabRegion& region, const void*
 }
 
 void SlabTensor::store(const Isa& isa, const SlabRegion& region, void* base, PanelView panel) const {
-  transfer(isa, Direction::store, map_, base, region_of(region), orientation_,
-           const_cast<float*>(panel.data), columns_ ? panel.stride : repeat_);
+  transfer(isa, Direction::store, map_, base, region_of(region), orientation_, const_cast<float*>(panel.data),
+           columns_ ? panel.stride : repeat_);
 }
 
 }  // namespace onepass::cpu

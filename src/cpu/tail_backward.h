@@ -40,6 +40,7 @@ class TailBackward final : public BackwardKernel {
   void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const override;
 
   int pass_count() const { return (first_.runs ? 1 : 0) + (second_.runs ? 1 : 0); }
+  int64_t unit_count() const { return batch_ * units_.per_sample; }
   Kept kept() const { return kept_; }
 
  private:
@@ -94,7 +95,6 @@ class TailBackward final : public BackwardKernel {
   bool wants(size_t parameter) const { return problem_.wants_parameter(parameter); }
   size_t add_sum(Pass& pass, Sum sum);
 
-  int64_t unit_count() const { return batch_ * units_.per_sample; }
   float* row(const Call& call, int64_t unit, Row row) const;
   double* partial_sums(const Call& call, int64_t unit, int64_t block, size_t sum) const;
   double* totals(const Call& call, size_t total) const;

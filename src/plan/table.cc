@@ -60,11 +60,7 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_mma,      &cuda_direct,
   };
   static constexpr std::array table{
-      &cpu_conv_channel_lanes,
-      &cpu_conv_pixel_lanes,
-      &cpu_tail_slabs,
-      &cpu_tail,
-      &reference_strategy,
+      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_tail_slabs, &cpu_tail, &reference_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;
   return table;

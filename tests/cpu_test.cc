@@ -237,5 +237,28 @@ TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
   }
 }
 
+// The statistics that forward writes are those of the reference, from every strategy.
+TEST(Statistics, AreWrittenByEveryStrategy) {
+  ThreadExecutor executor(thread_count);
+  for (const char* const text :
+       {"conv2d(3,8,k=3,p=1) | relu | group_norm(2) @ 3x3x9x13",
+        "swish | group_norm(4) | hardswish @ 2x8x61x33",
+        "conv_transpose2d(3,8,k=3,s=2) | swish | group_norm(4) | hardswish @ 2x3x9x13 bf16",
+        "gelu | group_norm(2) | mean @ 2x8x9x13 f16 nhwc",
+        "conv2d(3,6,k=1) | instance_norm | mean @ 2x3x11x5 nhwc"}) {
+    const Problem problem = Problem::parse(text, Device::cpu(thread_count));
+    const Operands operands = random_operands(problem, Distribution::normal, 11);
+    const std::vector<float> expected = reference_statistics(problem, operands);
+    const Plan best = plan(problem);
+    for (const Candidate& candidate : best.candidates()) {
+      if (!candidate.reason.empty()) continue;
+      const Outcome outcome =
+          run(plan(problem, {candidate.strategy, ""}), operands, executor, {.statistics = true});
+      EXPECT_EQ(statistics_error(expected, outcome.statistics), "") << candidate.strategy << ": " << text;
+      EXPECT_EQ(outcome.damage, "");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace onepass::testing

@@ -2,6 +2,7 @@
 #include "cpu/cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 
 namespace onepass::cpu {
@@ -87,6 +88,13 @@ double elements_of(const Problem& problem) {
   return static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
 }
 
+// Threads that a tail keeps busy. All of its rows divide by the same number, and small problems by one: which
+// row is chosen, and so the bits of a result, do not depend on the threads.
+double tail_threads(const Problem& problem) {
+  const double tasks = std::ceil(elements_of(problem) / static_cast<double>(stream_task_elements));
+  return std::clamp<double>(tasks, 1, problem.device.threads);
+}
+
 double strided_ns(const Slabs& slabs, double row_ns) {
   return slabs.rows > 1 ? row_ns * static_cast<double>(slabs.rows) : 0;
 }
@@ -162,7 +170,8 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   seconds = std::max(seconds, bytes / rate.bytes_per_second);
-  return seconds / problem.device.threads + hand_out_seconds;
+  const double threads = kernel.convolution() == nullptr ? tail_threads(problem) : problem.device.threads;
+  return seconds / threads + hand_out_seconds;
 }
 
 double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail& kernel) {
@@ -172,7 +181,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   const double seconds = std::max(ns * 1e-9, bytes / rate.bytes_per_second);
-  return seconds / problem.device.threads + hand_out_seconds;
+  return seconds / tail_threads(problem) + hand_out_seconds;
 }
 
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const SlabBackward& kernel) {
@@ -182,7 +191,7 @@ double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const S
                                       strided_ns(kernel.slabs(), backward_strided_row_ns));
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
   const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
-  return seconds / problem.forward.device.threads + hand_out_seconds;
+  return seconds / tail_threads(problem.forward) + hand_out_seconds;
 }
 
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const TailBackward& kernel) {
@@ -197,7 +206,7 @@ double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const T
     ns += channels_of(forward) * channel_ns;
   }
   const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
-  return seconds / forward.device.threads + hand_out_seconds * passes;
+  return seconds / tail_threads(forward) + hand_out_seconds;
 }
 
 // The input's gradient has a plan of its own.

@@ -131,12 +131,14 @@ void Chain::load_parameters(const Problem& problem, const std::vector<const void
     const TensorSpec& spec = problem.parameters[vector.parameter];
     const char* from = static_cast<const char*>(parameters[vector.parameter]);
     float* to = floats + vector.offset;
-    const int64_t given = element_count(spec.sizes);
+    const int64_t step = element_count(spec.sizes) == 1 ? 0 : byte_size(spec.dtype);
     const int64_t wanted = channels * (vector.per_sample ? batch : 1);
-    for (int64_t i = 0; i < wanted; ++i) {
-      const int64_t index = given == 1 ? 0 : i;
-      const double value = load_element(spec.dtype, from + index * byte_size(spec.dtype));
-      to = std::fill_n(to, repeat, static_cast<float>(value));
+    if (spec.dtype == DType::f32 && step != 0 && repeat == 1) {
+      to = std::copy_n(reinterpret_cast<const float*>(from), wanted, to);
+    } else {
+      for (int64_t i = 0; i < wanted; ++i, from += step) {
+        to = std::fill_n(to, repeat, static_cast<float>(load_element(spec.dtype, from)));
+      }
     }
     std::fill_n(to, slack(), 0.0f);
   }

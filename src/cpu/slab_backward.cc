@@ -12,8 +12,11 @@ constexpr int interleaved = static_cast<int>(Orientation::interleaved);
 
 // Samples whose sums are added in one chain of f32.
 constexpr int64_t most_chunk_samples = 16;
-// Tasks of a call, where there are as many.
-constexpr int64_t wanted_tasks = 64;
+// Tasks of a call, where there are as many. More of them have more sums to keep apart.
+constexpr int64_t wanted_tasks = 16;
+// Elements of a sample that a task takes in a row. Single panels of each sample would be short streams from
+// memory (group_norm(64) @ 69x2048x2x2: 3.3 ns an element).
+constexpr int64_t strip_elements = 16 * 1024;
 
 // Panels that one panel's way touches: the inputs of the steps, dy and the gradient under way.
 int64_t live_panels(const Problem& problem) {
@@ -44,7 +47,8 @@ SlabBackward::SlabBackward(const BackwardProblem& problem, const Isa& isa)
   choose_sums();
   choose_steps();
   const int64_t chunks = ceil_div(slabs_.batch, most_chunk_samples);
-  chunks_ = std::max<int64_t>(1, std::min(slabs_.batch, std::max(chunks, wanted_tasks / slabs_.panels)));
+  strips_ = ceil_div(slabs_.panels, std::max<int64_t>(1, strip_elements / slabs_.panel_floats));
+  chunks_ = std::max<int64_t>(1, std::min(slabs_.batch, std::max(chunks, wanted_tasks / strips_)));
   lay_out_workspace();
 }
 
@@ -127,21 +131,22 @@ float* SlabBackward::partial(float* floats, int64_t chunk, size_t sum) const {
   return floats + partials_at_ + index * slabs_.columns;
 }
 
-Range SlabBackward::samples_of(int64_t chunk) const { return even_part(slabs_.batch, chunks_, chunk); }
-
 void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Executor& executor) const {
   auto* floats = static_cast<float*>(workspace);
   chain_.load_parameters(problem_.forward, arguments.parameters, floats);
-  const int64_t tasks = slabs_.batch == 0 ? 0 : chunks_ * slabs_.panels;
+  const int64_t tasks = slabs_.batch == 0 ? 0 : chunks_ * strips_;
   executor.for_each(tasks, [&](int64_t task, int worker) {
     Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, 0, true, {}, {}, {}};
     std::fill_n(row(work, zeros), slabs_.column_floats, 0.0f);
-    work.chunk = task / slabs_.panels;
-    const Range samples = samples_of(work.chunk);
+    work.chunk = task / strips_;
+    const Range samples = even_part(slabs_.batch, chunks_, work.chunk);
+    const Range panels = even_part(slabs_.panels, strips_, task % strips_);
     for (int64_t sample = samples.begin; sample < samples.end; ++sample) {
       work.first_of_chunk = sample == samples.begin;
-      work.region = slabs_.region(sample, task % slabs_.panels);
-      run_panel(work);
+      for (int64_t i = panels.begin; i < panels.end; ++i) {
+        work.region = slabs_.region(sample, i);
+        run_panel(work);
+      }
     }
   });
   executor.for_each(static_cast<int64_t>(sums_.size()),

@@ -68,7 +68,6 @@ class SlabBackward final : public BackwardKernel {
   float* panel(const Work& work, size_t index) const;
   float* row(const Work& work, Row which) const;
   float* partial(float* floats, int64_t chunk, size_t sum) const;
-  Range samples_of(int64_t chunk) const;
 
   void run_panel(Work& work) const;
   const float* shift(const Work& work) const;
@@ -103,7 +102,8 @@ class SlabBackward final : public BackwardKernel {
   std::optional<size_t> weight_sum_;
   std::optional<size_t> bias_sum_;
   bool mean_ = false;
-  int64_t chunks_ = 1;  // of the batch: a task has the samples of one
+  // A task has the samples of a chunk of the batch and the panels of a strip.
+  int64_t chunks_ = 1, strips_ = 1;
 
   // Offsets into the workspace and sizes, in floats.
   int64_t partials_at_ = 0, workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;

@@ -12,6 +12,8 @@ constexpr int interleaved = static_cast<int>(Orientation::interleaved);
 
 // Samples whose sums are added in one chain of f32.
 constexpr int64_t most_chunk_samples = 16;
+// Columns whose sums over the batch are taken at a time.
+constexpr int64_t reduced_columns = 1024;
 // Tasks of a call, where there are as many. More of them have more sums to keep apart.
 constexpr int64_t wanted_tasks = 16;
 // Elements of a sample that a task takes in a row. Single panels of each sample would be short streams from
@@ -125,6 +127,8 @@ float* SlabBackward::row(const Work& work, Row which) const {
   return panel(work, steps_.size() + 1 + extra_panels) + which * slabs_.column_floats;
 }
 
+int64_t SlabBackward::reduced_channels() const { return reduced_columns / slabs_.repeat; }
+
 // A sum over the samples of a chunk, for each column.
 float* SlabBackward::partial(float* floats, int64_t chunk, size_t sum) const {
   const int64_t index = chunk * static_cast<int64_t>(sums_.size()) + static_cast<int64_t>(sum);
@@ -149,8 +153,10 @@ void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Exec
       }
     }
   });
-  executor.for_each(static_cast<int64_t>(sums_.size()),
-                    [&](int64_t sum, int) { store_sum(floats, arguments, static_cast<size_t>(sum)); });
+  const int64_t blocks = ceil_div(slabs_.channels, reduced_channels());
+  executor.for_each(static_cast<int64_t>(sums_.size()) * blocks, [&](int64_t index, int) {
+    store_sum(floats, arguments, static_cast<size_t>(index / blocks), index % blocks);
+  });
 }
 
 void SlabBackward::run_panel(Work& work) const {
@@ -390,25 +396,33 @@ void SlabBackward::add_to_sum(const Work& work, size_t sum, const float* values)
   }
 }
 
-// The chunks of the batch, then the columns of a channel, in order. A single slope gets the sum over all
-// channels.
-void SlabBackward::store_sum(float* floats, const BackwardArguments& arguments, size_t sum) const {
+// One block of a sum's channels: over the chunks of the batch, then over the columns of a channel, in order.
+// A single slope gets the sum over all channels, with its first block.
+void SlabBackward::store_sum(float* floats, const BackwardArguments& arguments, size_t sum,
+                             int64_t block) const {
   const Sum& which = sums_[sum];
-  if (which.per_sample) return;
   const TensorSpec& spec = problem_.parameter_gradients[which.parameter];
-  char* to = static_cast<char*>(arguments.parameter_gradients[which.parameter]);
   const bool single = element_count(spec.sizes) == 1;
+  if (which.per_sample || (single && block > 0)) return;
+  char* to = static_cast<char*>(arguments.parameter_gradients[which.parameter]);
+  const int64_t bytes = byte_size(spec.dtype);
+  const int64_t begin = block * reduced_channels();
+  const int64_t end = single ? slabs_.channels : std::min(slabs_.channels, begin + reduced_channels());
   double all = 0;
-  for (int64_t channel = 0; channel < slabs_.channels; ++channel) {
-    double total = 0;
+  for (int64_t first = begin; first < end; first += reduced_channels()) {
+    const int64_t channels = std::min(end - first, reduced_channels());
+    const int64_t columns = channels * slabs_.repeat;
+    double totals[reduced_columns] = {};
     for (int64_t chunk = 0; chunk < (slabs_.batch == 0 ? 0 : chunks_); ++chunk) {
-      const float* values = partial(floats, chunk, sum) + channel * slabs_.repeat;
-      double part = 0;
-      for (int64_t i = 0; i < slabs_.repeat; ++i) part += values[i];
-      total += part;
+      const float* values = partial(floats, chunk, sum) + first * slabs_.repeat;
+      for (int64_t c = 0; c < columns; ++c) totals[c] += values[c];
     }
-    all += total;
-    if (!single) store_element(spec.dtype, total, to + channel * byte_size(spec.dtype));
+    for (int64_t c = 0; c < channels; ++c) {
+      double total = 0;
+      for (int64_t i = 0; i < slabs_.repeat; ++i) total += totals[c * slabs_.repeat + i];
+      if (!single) store_element(spec.dtype, total, to + (first + c) * bytes);
+      all += total;
+    }
   }
   if (single) store_element(spec.dtype, all, to);
 }

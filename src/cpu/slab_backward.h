@@ -67,6 +67,7 @@ class SlabBackward final : public BackwardKernel {
 
   float* panel(const Work& work, size_t index) const;
   float* row(const Work& work, Row which) const;
+  int64_t reduced_channels() const;
   float* partial(float* floats, int64_t chunk, size_t sum) const;
 
   void run_panel(Work& work) const;
@@ -82,7 +83,7 @@ class SlabBackward final : public BackwardKernel {
   void norm_back(Work& work) const;
   NormGradientArguments norm_arguments(const Work& work) const;
   void add_to_sum(const Work& work, size_t sum, const float* values) const;
-  void store_sum(float* floats, const BackwardArguments& arguments, size_t sum) const;
+  void store_sum(float* floats, const BackwardArguments& arguments, size_t sum, int64_t block) const;
 
   BackwardProblem problem_;
   const Isa& isa_;

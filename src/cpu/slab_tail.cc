@@ -33,6 +33,7 @@ SlabTail::SlabTail(const Problem& problem, const Isa& isa)
   if (slabs_.norm) eps_ = problem.block.norm()->eps;
   mean_of_norm_ =
       mean_ && slabs_.norm && chain_.after.size() == 1 && chain_.after[0].function == identity_step;
+  sums_whole_slabs_ = slabs_.rows == 1 || (slabs_.slab_columns >= 4 * slabs_.rows && !mean_of_norm_);
   task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats);
   WorkspaceLayout layout(chain_.workspace_floats);
   worker_floats_ = buffer_count * slabs_.panel_floats + row_count * slabs_.column_floats;
@@ -124,8 +125,11 @@ void SlabTail::normalise(const Work& work) const {
   const int64_t width = slabs_.slab_columns;
   float* means = row(work, mean);
   float* spreads = row(work, m2);
-  if (slabs_.rows == 1) {
-    isa_.statistics[planar]({work.values.data, width, slabs, width, means, spreads, 0, nullptr});
+  if (sums_whole_slabs_) {
+    for (int64_t r = 0; r < slabs_.rows; ++r) {
+      const float* values = work.values.data + r * work.values.stride;
+      isa_.statistics[planar]({values, width, slabs, width, means, spreads, r * width, nullptr});
+    }
     for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, {means[i], spreads[i]});
     return;
   }

@@ -60,6 +60,9 @@ class SlabTail final : public Kernel {
   TensorMap means_;                  // the output of a block with a mean
   bool mean_ = false;
   bool mean_of_norm_ = false;  // the mean of a norm's output follows from the statistics
+  // Statistics are taken of each row of a slab at once, not of its columns. That takes 15 ns a row of a slab
+  // instead of 4 a column.
+  bool sums_whole_slabs_ = false;
   double eps_ = 0;
   int64_t task_panels_ = 1;
   int64_t workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;

@@ -162,15 +162,20 @@ void SlabTail::finish_slab(const Work& work, int64_t slab, const Moments& moment
   if (mean_of_norm_) return finish_means(work, slab, moments, rstd);
   const int64_t width = slabs_.slab_columns;
   const int64_t at = slab * width;
-  std::fill_n(row(work, centre) + at, width, static_cast<float>(moments.mean));
-  float* scales = row(work, scale) + at;
+  float* __restrict centres = row(work, centre) + at;
+  float* __restrict scales = row(work, scale) + at;
+  const auto middle = static_cast<float>(moments.mean);
   const auto factor = static_cast<float>(rstd);
   if (work.weight == nullptr) {
+    std::fill_n(centres, width, middle);
     std::fill_n(scales, width, factor);
     return;
   }
-  const float* weight = work.weight + at;
-  for (int64_t c = 0; c < width; ++c) scales[c] = factor * weight[c];
+  const float* __restrict weight = work.weight + at;
+  for (int64_t c = 0; c < width; ++c) {
+    centres[c] = middle;
+    scales[c] = factor * weight[c];
+  }
 }
 
 // Means over the pixels of the norm's output, in row(scale): one for each channel of the slab.

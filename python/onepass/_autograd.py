@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,13 +26,19 @@ _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 
 
 def applied(
-    function: type[torch.autograd.Function], constants: tuple[Any, ...], tensors: Iterable[Tensor]
+    function: type[torch.autograd.Function], constants: tuple[Any, ...], tensors: tuple[Tensor, ...]
 ) -> Any:
     """As function.apply, which takes 4 microseconds more to look into each argument.
 
     Tensors that outlived a transform of torch.func stand for others: gradients are of those.
     """
-    if torch.compiler.is_compiling() or _fallback.transforming():  # Dynamo knows `apply` alone
+    if torch.compiler.is_compiling():  # Dynamo knows `apply` alone, and from PyTorch 2.15 on no tensor twice
+        named = [
+            tensor.view_as(tensor) if any(tensor is other for other in tensors[:i]) else tensor
+            for i, tensor in enumerate(tensors)
+        ]
+        return function.apply(*constants, *named)
+    if _fallback.transforming():
         return function.apply(*constants, *tensors)
     return super(torch.autograd.Function, function).apply(*constants, *map(_unwrap_if_dead, tensors))
 

@@ -54,6 +54,13 @@ ACTIVATIONS: dict[str, Function] = {
     "add(3)": lambda x: x + 3,
 }
 
+# Those that users write so: fuse gives them these texts.
+WRITTEN = {
+    text: function
+    for text, function in ACTIVATIONS.items()
+    if _eager.CLAMP_PASSES_LIMITS or not text.startswith("clamp")
+}
+
 # Sixteen points: every kink, some between them, and what is not finite.
 FINITE = (0.0, -0.0, -3.0, 3.0, 6.0, -1.0, 1.0, 2.0, 20.0, -0.5, 0.5, 21.0, -6.0)
 POINTS = (*FINITE, inf, -inf, nan)

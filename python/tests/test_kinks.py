@@ -12,6 +12,7 @@ from kinks import (
     ACTIVATIONS,
     FINITE,
     POINTS,
+    WRITTEN,
     Function,
     assert_same,
     clamp,
@@ -154,7 +155,7 @@ IMAGES = ((torch.float32, torch.contiguous_format), (torch.bfloat16, torch.chann
 
 
 @pytest.mark.parametrize(("dtype", "memory_format"), IMAGES, ids=str)
-@pytest.mark.parametrize("text", ACTIVATIONS)
+@pytest.mark.parametrize("text", WRITTEN)
 def test_zero_initialised_convolution(
     text: str, dtype: torch.dtype, memory_format: torch.memory_format
 ) -> None:
@@ -165,7 +166,7 @@ def test_zero_initialised_convolution(
 
 
 @pytest.mark.parametrize(("dtype", "memory_format"), IMAGES, ids=str)
-@pytest.mark.parametrize("text", ACTIVATIONS)
+@pytest.mark.parametrize("text", WRITTEN)
 def test_convolution_that_passes_the_points_on(
     text: str, dtype: torch.dtype, memory_format: torch.memory_format
 ) -> None:

@@ -13,6 +13,22 @@ int64_t round_up_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 
 }  // namespace
 
+std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape& output) {
+  std::array<Axis, 3> axes;
+  const auto rank = static_cast<size_t>(conv.rank);
+  for (size_t i = 0; i < rank; ++i) {
+    Axis& axis = axes[3 - rank + i];
+    axis.in = input[2 + i];
+    axis.out = output[2 + i];
+    axis.kernel = conv.kernel[i];
+    axis.stride = conv.stride[i];
+    axis.padding = conv.padding_before[i];
+    axis.dilation = conv.dilation[i];
+    axis.transposed = conv.transposed;
+  }
+  return axes;
+}
+
 std::vector<Tap> Axis::taps(int64_t output_class) const {
   std::vector<Tap> result;
   for (int64_t k = 0; k < kernel; ++k) {

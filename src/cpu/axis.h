@@ -7,8 +7,11 @@
 // so that no tap is ever multiplied with an inserted zero.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
+
+#include "onepass/block.h"
 
 namespace onepass::cpu {
 
@@ -40,6 +43,9 @@ struct Axis {
   // Output o reads input o alone.
   bool is_identity() const { return kernel == 1 && stride == 1 && padding == 0 && in == out; }
 };
+
+// Depth, height and width; the first ones of fewer dimensions are single positions.
+std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape& output);
 
 // Part `i` of `count` parts of [0, size) that differ by at most one.
 inline Range even_part(int64_t size, int64_t count, int64_t i) {

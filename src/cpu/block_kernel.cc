@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cpu/convolution_stage.h"
+#include "cpu/gathered_convolution.h"
+
 namespace onepass::cpu {
 namespace {
 
@@ -31,6 +34,12 @@ bool wants_bound(const Isa& isa, const Chain& chain) {
   return forms[static_cast<int>(Affine::narrow)][0] != forms[static_cast<int>(Affine::none)][0];
 }
 
+std::unique_ptr<const Convolver> make_convolver(const Problem& problem, const Isa& isa, Lanes lanes,
+                                                int64_t cut, bool bound) {
+  if (lanes == Lanes::terms) return std::make_unique<GatheredConvolution>(problem, isa);
+  return std::make_unique<ConvolutionStage>(problem, isa, lanes, cut, bound);
+}
+
 }  // namespace
 
 BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<Lanes> lanes)
@@ -53,8 +62,7 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
   units_.per_sample = middle_ == Middle::slab ? units_of_sample(group_count_, channels_ * pixels_) : 1;
   units_.channels = channels_ / units_.per_sample;
   if (lanes) {
-    convolution_ =
-        std::make_unique<ConvolutionStage>(problem, isa, *lanes, units_.channels, wants_bound(isa, chain_));
+    convolution_ = make_convolver(problem, isa, *lanes, units_.channels, wants_bound(isa, chain_));
   }
   choose_passes();
   choose_wave();

@@ -27,22 +27,6 @@ constexpr int64_t cache_block_floats = 8 * 1024;
 constexpr int64_t max_classes = 4096;
 constexpr int64_t max_window_floats = int64_t{1} << 28;
 
-std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape& output) {
-  std::array<Axis, 3> axes;
-  const auto rank = static_cast<size_t>(conv.rank);
-  for (size_t i = 0; i < rank; ++i) {
-    Axis& axis = axes[3 - rank + i];
-    axis.in = input[2 + i];
-    axis.out = output[2 + i];
-    axis.kernel = conv.kernel[i];
-    axis.stride = conv.stride[i];
-    axis.padding = conv.padding_before[i];
-    axis.dilation = conv.dilation[i];
-    axis.transposed = conv.transposed;
-  }
-  return axes;
-}
-
 // Two neighbouring dimensions that are not convolved become one long row where the input's pixels are evenly
 // spaced. A 1x1 convolution of 8x8 pixels so runs over rows of 64.
 void merge_identity_axes(std::array<Axis, 3>& axes, TensorMap& input) {

@@ -47,7 +47,7 @@ double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
 // line of its own: a depthwise convolution of 64 channels in channels last, 1.5 ms for 0.2 million
 // (Neoverse-V1).
-double staging_ns(const Rates& rate, const ConvolutionStage& convolution) {
+double staging_ns(const Rates& rate, const Convolver& convolution) {
   const int64_t stride = convolution.staged_stride_bytes();
   if (stride == 0) return rate.move_ns;
   return stride < 64 ? 3 * rate.move_ns : 5.0;
@@ -85,7 +85,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   }
   if (kernel.turns_panels()) element_ns += rate.turn_ns;
   double seconds = elements * element_ns * 1e-9;
-  if (const ConvolutionStage* convolution = kernel.convolution()) {
+  if (const Convolver* convolution = kernel.convolution()) {
     const bool channels = convolution->orientation() == Orientation::interleaved;
     // A pixel tile loads a vector of pixels for each of its channels' multiply-adds.
     const auto tile =

@@ -88,6 +88,7 @@ class BlockKernel final : public Kernel {
   void choose_middle();
   void choose_passes();
   Orientation first_orientation() const;
+  bool stores_turned() const;
   void choose_wave();
   void lay_out_workspace();
 
@@ -127,6 +128,7 @@ class BlockKernel final : public Kernel {
 
   Problem problem_;
   const Isa& isa_;
+  std::optional<Lanes> lanes_;  // of the convolution
   Chain chain_;
   std::unique_ptr<const Convolver> convolution_;
   TensorMap input_;

@@ -302,9 +302,11 @@ void BlockKernel::keep_statistics(const Call& call, int64_t unit, const Range& c
 // All blocks of one channel, in order; in double, so that many blocks lose nothing.
 BlockKernel::Moments BlockKernel::channel_moments(const Call& call, const Pass& pass, int64_t unit,
                                                   int64_t channel) const {
-  Moments total;
-  double count = 0;
-  for (int64_t block = 0; block < pass.statistics_blocks; ++block) {
+  const float* first = statistics_of(call, unit, 0) + channel;
+  Moments total{first[0], first[units_.channels]};
+  if (pass.statistics_blocks == 1) return total;
+  auto count = static_cast<double>(block_pixels(pass, 0));
+  for (int64_t block = 1; block < pass.statistics_blocks; ++block) {
     const float* at = statistics_of(call, unit, block) + channel;
     const auto pixels = static_cast<double>(block_pixels(pass, block));
     const double delta = at[0] - total.mean;

@@ -1,6 +1,8 @@
 // Taps and windows of one spatial dimension of a convolution.
 #include "cpu/axis.h"
 
+#include <algorithm>
+
 namespace onepass::cpu {
 namespace {
 
@@ -40,6 +42,21 @@ std::vector<Tap> Axis::taps(int64_t output_class) const {
     if (distance % stride == 0) result.push_back({k, distance / stride});
   }
   return result;
+}
+
+int64_t Axis::products(bool inside) const {
+  int64_t count = 0;
+  for (int64_t c = 0; c < classes(); ++c) {
+    const int64_t outputs = ceil_div(out - c, class_stride());
+    for (const Tap& tap : taps(c)) {
+      // Output j of the class meets position j * step + offset.
+      const int64_t first = inside ? std::clamp<int64_t>(round_up_div(-tap.offset, step()), 0, outputs) : 0;
+      const int64_t end =
+          inside ? std::clamp<int64_t>(round_up_div(in - tap.offset, step()), 0, outputs) : outputs;
+      count += std::max<int64_t>(0, end - first);
+    }
+  }
+  return count;
 }
 
 Range Axis::window(Range o) const {

@@ -40,6 +40,8 @@ struct Axis {
   // The input positions that outputs [o.begin, o.end) can meet, padding included; outputs begin at a multiple
   // of class_stride() + class.
   Range window(Range o) const;
+  // Outputs times the taps they meet; `inside`: those that meet the input alone.
+  int64_t products(bool inside) const;
   // Output o reads input o alone.
   bool is_identity() const { return kernel == 1 && stride == 1 && padding == 0 && in == out; }
 };

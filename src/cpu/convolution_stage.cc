@@ -397,21 +397,25 @@ double ConvolutionStage::padded_multiply_adds() const {
   for (const Segment& segment : segments_) {
     channels += static_cast<double>(padded_channels(segment.channels.size()));
   }
-  // Outputs of a dimension times the taps they meet, over its classes.
+  // Outputs of a dimension times the taps they meet, over its classes. Rows leave out taps beside the input.
   double total = channels * static_cast<double>(in_channels_per_group_);
-  for (const Axis& axis : axes_) {
-    double products = 0;
-    for (int64_t c = 0; c < axis.classes(); ++c) {
-      products += static_cast<double>(ceil_div(axis.out - c, axis.class_stride())) *
-                  static_cast<double>(axis.taps(c).size());
-    }
-    total *= products;
-  }
+  for (size_t i = 0; i < 3; ++i) total *= static_cast<double>(axes_[i].products(i < 2));
   if (lanes_ == Lanes::pixels) {
     const int64_t width = ceil_div(axes_[2].out, axes_[2].class_stride());
     total *= static_cast<double>(round_up(width, isa_.lanes)) / static_cast<double>(width);
+  } else {
+    // A tile of few sums waits for each: two thirds of the full one are just enough in flight.
+    const int64_t vectors = tile_at(segments_[0], 0).vectors;
+    const int64_t full = isa_.max_tile_vectors * isa_.tile_pixels;
+    const int64_t width = ceil_div(block_extent(2), axes_[2].class_stride());
+    const int64_t sums = vectors * std::min(width, full / vectors);
+    total *= std::max(1.0, static_cast<double>(full * 2 / 3) / static_cast<double>(sums));
   }
   return total * static_cast<double>(batch_);
+}
+
+double ConvolutionStage::read_weights() const {
+  return static_cast<double>(packed_floats_) * static_cast<double>(batch_ * block_count());
 }
 
 double ConvolutionStage::staged_elements() const {

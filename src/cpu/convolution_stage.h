@@ -45,6 +45,7 @@ class ConvolutionStage final : public Convolver {
   int64_t packed_floats() const override { return packed_floats_; }
   int64_t worker_floats() const override { return window_floats_ + sum_floats_; }
   double padded_multiply_adds() const override;
+  double read_weights() const override;
   double staged_elements() const override;
   int64_t staged_stride_bytes() const override;
   std::string describe() const override;

@@ -69,8 +69,11 @@ class Convolver {
 
   virtual int64_t packed_floats() const = 0;
   virtual int64_t worker_floats() const = 0;
-  // Multiply-adds with those on lanes that hold no channel or pixel, for the cost.
+  // Multiply-adds with those on lanes that hold no channel or pixel and those that wait for one another, for
+  // the cost.
   virtual double padded_multiply_adds() const = 0;
+  // Weights that the tasks read, for the cost: all of them for each block of each sample, or of some samples.
+  virtual double read_weights() const = 0;
   // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
   virtual double staged_elements() const = 0;
   // Bytes between input elements that staging reads one at a time; 0 where it reads vectors.

@@ -86,15 +86,21 @@ void GatheredConvolution::choose_segments(int64_t threads) {
   }
 }
 
+// Without a border the planes are those of the input.
 void GatheredConvolution::choose_window() {
+  for (const Axis& axis : axes_) {
+    const Range window = axis.window({0, axis.out});
+    has_border_ |= window.begin < 0 || window.end > axis.in;
+  }
   channel_pitch_ = 1;
   for (size_t i = 0; i < 3; ++i) {
-    const Range window = axes_[i].window({0, axes_[i].out});
-    window_[i] = window.size();
+    window_[i] = has_border_ ? axes_[i].window({0, axes_[i].out}).size() : axes_[i].in;
     channel_pitch_ *= window_[i];
-    has_border_ |= window.begin < 0 || window.end > axes_[i].in;
   }
-  window_floats_ = taps_ == 1 ? 0 : round_up(chunk_channels(0).size() * channel_pitch_, 16);
+  if (taps_ == 1) return;
+  const int64_t channels = chunk_channels(0).size();
+  bordered_at_ = round_up(channels * input_.pixels(), 16);
+  window_floats_ = bordered_at_ + (has_border_ ? round_up(channels * channel_pitch_, 16) : 0);
 }
 
 // Taps side by side are one run; rows of taps that fill the window's rows are too.
@@ -124,8 +130,17 @@ void GatheredConvolution::choose_runs() {
   for (size_t i = 0; i < offsets.size(); i += static_cast<size_t>(run_width_)) runs_.push_back(offsets[i]);
 }
 
+// A tile of few positions waits for its sums: four channels take four cycles a term.
 double GatheredConvolution::padded_multiply_adds() const {
-  return static_cast<double>(batch_ * pixels_ * group_count_ * group_outputs_) * static_cast<double>(terms_);
+  constexpr int64_t least_positions = 4;
+  const int64_t positions = std::max(least_positions, samples_per_task_ * pixels_);
+  const double tasks = static_cast<double>(batch_) / static_cast<double>(samples_per_task_);
+  return tasks * static_cast<double>(positions * group_count_ * group_outputs_) * static_cast<double>(terms_);
+}
+
+double GatheredConvolution::read_weights() const {
+  return static_cast<double>(ceil_div(batch_, samples_per_task_) * group_count_ * group_outputs_) *
+         static_cast<double>(terms_);
 }
 
 double GatheredConvolution::staged_elements() const {
@@ -168,33 +183,32 @@ void GatheredConvolution::pack(const void* weights, const float* bias, float* pa
   });
 }
 
-void GatheredConvolution::stage(const void* input, int64_t sample, int64_t first_channel, int64_t channels,
-                                float* window) const {
+const float* GatheredConvolution::stage(const void* input, int64_t sample, int64_t first_channel,
+                                        int64_t channels, float* planes) const {
+  const Region region{sample, {first_channel, first_channel + channels}, {0, input_.pixels()}};
+  const float* from = planes;
+  if (input_.is_panel(Orientation::planar) && input_.channel_stride == input_.pixels()) {
+    from = reinterpret_cast<const float*>(address(input_, input, region));
+  } else {
+    transfer(isa_, Direction::load, input_, input, region, Orientation::planar, planes, input_.pixels());
+  }
+  if (!has_border_) return from;
   const auto& [depth, height, width] = axes_;
-  if (has_border_) std::fill_n(window, channels * channel_pitch_, 0.0f);
-  const Range columns{std::max<int64_t>(0, width.padding), std::min(window_[2], width.padding + width.in)};
-  if (columns.size() <= 0) return;
-  for (int64_t d = 0; d < window_[0]; ++d) {
-    const int64_t plane = d - depth.padding;
-    if (plane < 0 || plane >= depth.in) continue;
-    for (int64_t h = 0; h < window_[1]; ++h) {
-      const int64_t line = h - height.padding;
-      if (line < 0 || line >= height.in) continue;
-      TransferArguments t;
-      t.panel = window + (d * window_[1] + h) * window_[2] + columns.begin;
-      t.panel_stride = channel_pitch_;
-      t.rows = channels;
-      t.cols = columns.size();
-      t.dtype = input_.dtype;
-      const int64_t element = sample * input_.sample_stride + first_channel * input_.channel_stride +
-                              plane * input_.strides[0] + line * input_.strides[1] +
-                              (columns.begin - width.padding) * input_.strides[2];
-      t.tensor = const_cast<char*>(static_cast<const char*>(input)) + element * byte_size(input_.dtype);
-      t.row_stride = input_.channel_stride;
-      t.col_stride = input_.strides[2];
-      isa_.load(t);
+  float* to = planes + bordered_at_;
+  std::fill_n(to, channels * channel_pitch_, 0.0f);
+  // The part of the input that the window covers.
+  const auto covered = [&](size_t i) { return std::min(axes_[i].in, window_[i] - axes_[i].padding); };
+  if (covered(2) <= 0) return to;
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t d = 0; d < covered(0); ++d) {
+      for (int64_t h = 0; h < covered(1); ++h) {
+        const int64_t row = ((d + depth.padding) * window_[1] + h + height.padding) * window_[2];
+        std::copy_n(from + ((c * depth.in + d) * height.in + h) * width.in, covered(2),
+                    to + c * channel_pitch_ + row + width.padding);
+      }
     }
   }
+  return to;
 }
 
 void GatheredConvolution::gather(const float* window, int64_t channels, float* rows) const {
@@ -279,8 +293,7 @@ void GatheredConvolution::run(const Arguments& arguments, const float* packed, f
         gather_pixels(arguments.input, sample, first, channels.size(), to);
         continue;
       }
-      stage(arguments.input, sample, first, channels.size(), window);
-      gather(window, channels.size(), to);
+      gather(stage(arguments.input, sample, first, channels.size(), window), channels.size(), to);
     }
     t.weights = weights + segment.channels.begin * terms_ + channels.begin * taps_;
     t.terms = channels.size() * taps_;

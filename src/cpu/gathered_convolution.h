@@ -38,7 +38,10 @@ class GatheredConvolution final : public Convolver {
   int64_t packed_floats() const override { return packed_floats_; }
   int64_t worker_floats() const override { return window_floats_ + gathered_floats_ + sum_floats_; }
   double padded_multiply_adds() const override;
+  double read_weights() const override;
   double staged_elements() const override;
+  // Floats of a run of taps.
+  int64_t run_width() const { return run_width_; }
   int64_t staged_stride_bytes() const override { return 0; }
   std::string describe() const override;
 
@@ -53,8 +56,9 @@ class GatheredConvolution final : public Convolver {
   void choose_runs();
 
   Range chunk_channels(int64_t chunk) const { return even_part(group_inputs_, chunk_count_, chunk); }
-  // The input channels of one sample as f32 planes with zeros beside the input.
-  void stage(const void* input, int64_t sample, int64_t first_channel, int64_t channels, float* window) const;
+  // The input channels of one sample as f32 planes with zeros beside the input: in place where they lie so.
+  const float* stage(const void* input, int64_t sample, int64_t first_channel, int64_t channels,
+                     float* planes) const;
   // The terms of all positions of one sample, a row each.
   void gather(const float* window, int64_t channels, float* rows) const;
   // The same for a kernel of one tap, straight from the input.
@@ -74,9 +78,10 @@ class GatheredConvolution final : public Convolver {
   std::vector<Segment> segments_;
   int64_t samples_per_task_ = 1;
   int64_t chunk_count_ = 1;
-  std::array<int64_t, 3> window_{};  // extents of a staged plane
-  bool has_border_ = false;
+  bool has_border_ = false;          // of zeros, around the input
+  std::array<int64_t, 3> window_{};  // extents of a channel's planes with their border
   int64_t channel_pitch_ = 0;
+  int64_t bordered_at_ = 0;  // in the worker's window
   // The taps of a channel as runs of contiguous floats in the window.
   int64_t run_width_ = 1;
   std::vector<int64_t> runs_;

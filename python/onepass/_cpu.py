@@ -47,7 +47,9 @@ _REORDERED = 1e-9
 # of conv2d | group_norm(8) | swish in f32, one core of Neoverse V1, in ms by the library and by PyTorch's
 # convolution: 256 channels, one tap, 4 samples of 14x14 8.2 and 6.5; 64 samples of 4x4 13.0 and 17.4; 128
 # channels, 3x3, 2 samples of 28x28 22 and 44. In bf16 PyTorch's gradients take 100 times as long.
-_TRAINED_PIXELS = 48
+# Samples of fewer pixels stay with the library in f32, with and without gradients: of 126 blocks of 1 to 48
+# pixels drawn on that core, its convolution was the slower one in four.
+_MANY_PIXELS = 48
 CALL = 5e-6  # of an operator or a loop, on the host
 
 
@@ -80,10 +82,13 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
     if rate is None:
         return False
     convolved = description.conv_output_shape(sizes)
+    many = math.prod(convolved[2:]) >= _MANY_PIXELS
+    if conv.groups == 1 and mode == "f32" and not many:
+        return False
     if gradients:
         pointwise = conv.groups == 1 and max(conv.kernel) == 1 and max(conv.stride) == 1
         wide = min(conv.in_channels, conv.out_channels) >= _WIDE
-        return pointwise and wide and mode == "f32" and math.prod(convolved[2:]) >= _TRAINED_PIXELS
+        return pointwise and wide and mode == "f32"
     how = (mode, layout, "cpu", threads)
     predicted = torch.ops.onepass.predicted_seconds
     try:

@@ -44,7 +44,7 @@ _DEPTHWISE_LAST = 5.5e9
 # PyTorch reorders the weights in each call: 0.9 to 1.4 ns a weight on Neoverse V1.
 _REORDERED = 1e-9
 # With gradients PyTorch's convolution is faster for kernels of one tap and samples of many pixels alone.
-# Steps of conv2d | group_norm(8) | swish in f32, one core of Neoverse V1, in ms by the library and by PyTorch's
+# Steps of conv2d | group_norm(8) | swish in f32, one core of Neoverse V1, ms by the library and by PyTorch's
 # convolution: 256 channels, one tap, 4 samples of 14x14 8.2 and 6.5; 64 samples of 4x4 13.0 and 17.4. For 128
 # channels, 3x3, 2 samples of 28x28 the library takes 22 and eager 44, in bf16 24 and 3134.
 # Samples of fewer pixels stay with the library in f32, with and without gradients: of 130 blocks of 1 to 48

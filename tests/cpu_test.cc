@@ -1,6 +1,7 @@
 // Every strategy on every SIMD target against the reference: the list of cases, random problems, hard data.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <iostream>
 
 #include "cpu/targets.h"  // before Highway
@@ -189,6 +190,50 @@ TEST(CpuStrategies, CutHardswishOffWhereverTheNormPutsIt) {
   }
 }
 
+// Samples share tasks, sums have several chunks of terms, and windows have borders, strides and dilations.
+TEST(CpuStrategies, AgreeWithTheReferenceOnFewPixels) {
+  const char* const blocks[] = {
+      "conv2d(40,20,k=3,s=2,p=1) | swish | group_norm(5) | relu @ 7x40x5x4",
+      "conv2d(40,20,k=3,s=2,p=1) | swish | group_norm(5) | relu @ 7x40x5x4 nhwc",
+      "conv2d(130,9,k=3) | gelu | group_norm(3) | mean @ 37x130x4x3 nhwc",
+      "conv2d(130,9,k=3,d=2) | gelu | instance_norm @ 3x130x7x6 bf16",
+      "conv2d(130,9,k=3) | gelu | group_norm(1) | softplus @ 3x130x4x3 bf16 nhwc",
+      "conv1d(300,33,k=5,p=2) | group_norm(33) | mean @ 9x300x7",
+      "conv1d(64,300,k=4,p=same) | relu @ 1x64x2 f16",
+      "conv3d(17,24,k=2,s=2,p=1) | swish | group_norm(4) | relu @ 5x17x3x2x4",
+      "conv3d(17,24,k=2,s=2,p=1) | swish | group_norm(4) | relu @ 5x17x3x2x4 nhwc",
+      "conv2d(1100,6,k=1,s=2) | hardswish @ 5x1100x3x4 nhwc",
+      "conv2d(24,36,k=3,groups=3,p=1) | group_norm(6) | tanh @ 4x24x2x3",
+      "conv2d(24,12,k=1,p=1) | relu @ 4x24x2x3",
+  };
+  uint64_t seed = 31;
+  for (const char* const text : blocks) {
+    std::vector<std::vector<double>> first;  // of each plan, on one thread
+    for (const int threads : {1, thread_count}) {
+      const Problem problem = Problem::parse(text, Device::cpu(threads));
+      ThreadExecutor executor(threads);
+      const Operands operands = random_operands(problem, Distribution::normal, seed);
+      bool gathered = false;
+      size_t index = 0;
+      for_each_plan(problem, [&](const Plan& p) {
+        const Outcome outcome = run_and_compare(p, operands, executor);
+        EXPECT_TRUE(outcome.passed()) << outcome.text();
+        gathered |= p.strategy() == "conv_term_lanes";
+        if (threads == 1) first.push_back(outcome.output);
+        EXPECT_TRUE(same_bits(first.at(index++), outcome.output)) << threads << " threads";
+      });
+      EXPECT_TRUE(gathered) << text;
+    }
+    ++seed;
+  }
+}
+
+TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {
+  const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
+  EXPECT_EQ(chosen("conv2d(256,128,k=3) | relu @ 16x256x3x4"), "conv_term_lanes");
+  EXPECT_EQ(chosen("conv2d(64,64,k=3,p=1) | relu @ 1x64x64x64"), "conv_channel_lanes");
+}
+
 // Waves of one sample each, the second pass of one beside the first pass of the next.
 TEST(CpuStrategies, GiveTheSameBitsWhereWavesOverlap) {
   std::vector<double> first;
@@ -206,18 +251,21 @@ TEST(CpuStrategies, GiveTheSameBitsWhereWavesOverlap) {
 
 // The samples of a batch computed together and each alone.
 TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
-  const char* const blocks[] = {
-      "conv2d(3,20,k=3,p=1) | swish | group_norm(5) | relu @ 5x3x30x31",
-      "conv_transpose2d(3,20,k=3,s=2) | swish | group_norm(5) | hardswish @ 5x3x30x31 bf16",
-      "conv2d(3,20,k=5) | gelu | group_norm(5) | mean @ 5x3x30x31",
-      "gelu | group_norm(2) | relu @ 5x4x30x31 nhwc",
-      "conv2d(6,6,k=3,groups=6) | instance_norm | tanh | mean @ 5x6x30x31",
+  constexpr std::array<const char*, 2> blocks[] = {
+      {"conv2d(3,20,k=3,p=1) | swish | group_norm(5) | relu @ 5x3x30x31", ""},
+      {"conv_transpose2d(3,20,k=3,s=2) | swish | group_norm(5) | hardswish @ 5x3x30x31 bf16", ""},
+      {"conv2d(3,20,k=5) | gelu | group_norm(5) | mean @ 5x3x30x31", ""},
+      {"gelu | group_norm(2) | relu @ 5x4x30x31 nhwc", ""},
+      {"conv2d(6,6,k=3,groups=6) | instance_norm | tanh | mean @ 5x6x30x31", ""},
+      {"conv2d(130,21,k=3,p=1) | swish | group_norm(7) @ 23x130x2x3", "conv_term_lanes"},
+      {"conv2d(130,21,k=3) | swish | group_norm(7) | relu @ 23x130x3x4 bf16 nhwc", "conv_term_lanes"},
   };
-  for (const char* const text : blocks) {
+  for (const auto& [text, strategy] : blocks) {
     const Problem all = Problem::parse(text, Device::cpu(thread_count));
     const Operands operands = random_operands(all, Distribution::normal, 7);
     ThreadExecutor executor(thread_count);
-    const std::vector<double> together = run_and_compare(plan(all), operands, executor).output;
+    const std::vector<double> together =
+        run_and_compare(plan(all, {strategy, ""}), operands, executor).output;
     Shape sizes = all.input.sizes;
     const auto batch = static_cast<size_t>(sizes[0]);
     sizes[0] = 1;
@@ -229,7 +277,7 @@ TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
       const auto size = static_cast<std::ptrdiff_t>(operands.input.size() / batch);
       sample.input.assign(in + static_cast<std::ptrdiff_t>(n) * size,
                           in + static_cast<std::ptrdiff_t>(n + 1) * size);
-      const std::vector<double> alone = run_and_compare(plan(one), sample, executor).output;
+      const std::vector<double> alone = run_and_compare(plan(one, {strategy, ""}), sample, executor).output;
       const auto out = together.begin() + static_cast<std::ptrdiff_t>(n * alone.size());
       const std::vector<double> part(out, out + static_cast<std::ptrdiff_t>(alone.size()));
       EXPECT_TRUE(same_bits(alone, part)) << "sample " << n << " of " << text;

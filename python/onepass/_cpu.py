@@ -41,8 +41,15 @@ _WIDE = 48
 # 2), the library's at 2 to 5. The slow end is taken, also on x86, where it was not measured. With gradients
 # the library's are 3 to 5 times as fast.
 _DEPTHWISE_LAST = 5.5e9
-# The library packs the weights in each call. Its plans count a part of that: 1 to 1.5 ns a weight are left.
-PACKED = 1.2e-9
+# PyTorch reorders the weights in each call: 0.9 to 1.4 ns a weight on Neoverse V1.
+_REORDERED = 1e-9
+# With gradients PyTorch's convolution is faster for kernels of one tap and samples of many pixels alone.
+# Steps of conv2d | group_norm(8) | swish in f32, one core of Neoverse V1, ms by the library and by PyTorch's
+# convolution: 256 channels, one tap, 4 samples of 14x14 8.2 and 6.5; 64 samples of 4x4 13.0 and 17.4. For 128
+# channels, 3x3, 2 samples of 28x28 the library takes 22 and eager 44, in bf16 24 and 3134.
+# Samples of fewer pixels stay with the library in f32, with and without gradients: of 130 blocks of 1 to 48
+# pixels drawn on that core, four ran slower than eager by more than 5%.
+_MANY_PIXELS = 48
 CALL = 5e-6  # of an operator or a loop, on the host
 
 
@@ -72,18 +79,26 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
         return False
     layout = "nchw" if format_of(sizes, strides) == torch.contiguous_format else "nhwc"
     rate = _rate(conv, mode, layout)
-    if rate is None or (gradients and conv.groups > 1):
+    if rate is None or len(sizes) != conv.rank + 2:
         return False
+    convolved = description.conv_output_shape(sizes)
+    many = math.prod(convolved[2:]) >= _MANY_PIXELS
+    if conv.groups == 1 and mode == "f32" and not many:
+        return False
+    if gradients:
+        pointwise = conv.groups == 1 and max(conv.kernel) == 1 and max(conv.stride) == 1
+        wide = min(conv.in_channels, conv.out_channels) >= _WIDE
+        return pointwise and wide and mode == "f32"
     how = (mode, layout, "cpu", threads)
     predicted = torch.ops.onepass.predicted_seconds
     try:
         with _disable_current_modes():  # those of a tracer at work
             whole = predicted(block, sizes, *how)
-            tail = predicted(description.tail, description.conv_output_shape(sizes), *how)
+            tail = predicted(description.tail, convolved, *how)
     except (ValueError, RuntimeError):  # sizes that the block does not take: the operator says so
         return False
-    whole += CALL + PACKED * conv.weights
-    convolution = 2 * conv.multiply_adds(sizes) / rate
+    whole += CALL
+    convolution = 2 * conv.multiply_adds(sizes) / rate + _REORDERED * conv.weights
     return 2 * CALL + convolution / threads + tail < whole * _MARGIN
 
 

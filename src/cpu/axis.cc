@@ -1,6 +1,8 @@
 // Taps and windows of one spatial dimension of a convolution.
 #include "cpu/axis.h"
 
+#include <algorithm>
+
 namespace onepass::cpu {
 namespace {
 
@@ -13,6 +15,22 @@ int64_t round_up_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 
 }  // namespace
 
+std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape& output) {
+  std::array<Axis, 3> axes;
+  const auto rank = static_cast<size_t>(conv.rank);
+  for (size_t i = 0; i < rank; ++i) {
+    Axis& axis = axes[3 - rank + i];
+    axis.in = input[2 + i];
+    axis.out = output[2 + i];
+    axis.kernel = conv.kernel[i];
+    axis.stride = conv.stride[i];
+    axis.padding = conv.padding_before[i];
+    axis.dilation = conv.dilation[i];
+    axis.transposed = conv.transposed;
+  }
+  return axes;
+}
+
 std::vector<Tap> Axis::taps(int64_t output_class) const {
   std::vector<Tap> result;
   for (int64_t k = 0; k < kernel; ++k) {
@@ -24,6 +42,21 @@ std::vector<Tap> Axis::taps(int64_t output_class) const {
     if (distance % stride == 0) result.push_back({k, distance / stride});
   }
   return result;
+}
+
+int64_t Axis::products(bool inside) const {
+  int64_t count = 0;
+  for (int64_t c = 0; c < classes(); ++c) {
+    const int64_t outputs = ceil_div(out - c, class_stride());
+    for (const Tap& tap : taps(c)) {
+      // Output j of the class meets position j * step + offset.
+      const int64_t first = inside ? std::clamp<int64_t>(round_up_div(-tap.offset, step()), 0, outputs) : 0;
+      const int64_t end =
+          inside ? std::clamp<int64_t>(round_up_div(in - tap.offset, step()), 0, outputs) : outputs;
+      count += std::max<int64_t>(0, end - first);
+    }
+  }
+  return count;
 }
 
 Range Axis::window(Range o) const {

@@ -7,8 +7,11 @@
 // so that no tap is ever multiplied with an inserted zero.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
+
+#include "onepass/block.h"
 
 namespace onepass::cpu {
 
@@ -37,9 +40,14 @@ struct Axis {
   // The input positions that outputs [o.begin, o.end) can meet, padding included; outputs begin at a multiple
   // of class_stride() + class.
   Range window(Range o) const;
+  // Outputs times the taps they meet; `inside`: those that meet the input alone.
+  int64_t products(bool inside) const;
   // Output o reads input o alone.
   bool is_identity() const { return kernel == 1 && stride == 1 && padding == 0 && in == out; }
 };
+
+// Depth, height and width; the first ones of fewer dimensions are single positions.
+std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape& output);
 
 // Part `i` of `count` parts of [0, size) that differ by at most one.
 inline Range even_part(int64_t size, int64_t count, int64_t i) {

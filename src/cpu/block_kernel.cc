@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cpu/convolution_stage.h"
+#include "cpu/gathered_convolution.h"
+
 namespace onepass::cpu {
 namespace {
 
@@ -16,6 +19,8 @@ constexpr int64_t wave_statistics_floats = 1024 * 1024;
 //   conv2d(64,128,k=3,p=1) | group_norm(32) | swish @ 4x64x56x56 bf16              43.4 30.4 28.7
 //   conv3d(16,32,k=3,p=1) | instance_norm | leaky_relu(0.01) @ 1x16x24x24x24 bf16  23.5  7.8  5.6
 constexpr int64_t unit_slab_floats = 512 * 1024;
+
+constexpr int64_t few_pixels = 48;
 
 // Into how many units a sample is cut: whole slabs each, as few as the limit allows.
 int64_t units_of_sample(int64_t slabs, int64_t sample_floats) {
@@ -31,10 +36,21 @@ bool wants_bound(const Isa& isa, const Chain& chain) {
   return forms[static_cast<int>(Affine::narrow)][0] != forms[static_cast<int>(Affine::none)][0];
 }
 
+std::unique_ptr<const Convolver> make_convolver(const Problem& problem, const Isa& isa, Lanes lanes,
+                                                int64_t cut, bool bound) {
+  if (lanes == Lanes::terms) return std::make_unique<GatheredConvolution>(problem, isa);
+  return std::make_unique<ConvolutionStage>(problem, isa, lanes, cut, bound);
+}
+
 }  // namespace
 
 BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<Lanes> lanes)
-    : problem_(problem), isa_(isa), chain_(problem), input_(problem.input), output_(problem.output) {
+    : problem_(problem),
+      isa_(isa),
+      lanes_(lanes),
+      chain_(problem),
+      input_(problem.input),
+      output_(problem.output) {
   const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
   batch_ = shape[0];
   channels_ = shape[1];
@@ -53,8 +69,7 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
   units_.per_sample = middle_ == Middle::slab ? units_of_sample(group_count_, channels_ * pixels_) : 1;
   units_.channels = channels_ / units_.per_sample;
   if (lanes) {
-    convolution_ =
-        std::make_unique<ConvolutionStage>(problem, isa, *lanes, units_.channels, wants_bound(isa, chain_));
+    convolution_ = make_convolver(problem, isa, *lanes, units_.channels, wants_bound(isa, chain_));
   }
   choose_passes();
   choose_wave();
@@ -70,7 +85,7 @@ void BlockKernel::choose_middle() {
   } else if (!convolution && (chain_.before.empty() || !keeps_f32)) {
     middle_ = Middle::input;
   } else {
-    middle_ = keeps_f32 ? Middle::output : Middle::slab;
+    middle_ = keeps_f32 && !stores_turned() ? Middle::output : Middle::slab;
   }
 }
 
@@ -79,7 +94,7 @@ void BlockKernel::choose_passes() {
   first_.grid = make_grid(units_.channels, pixels_, first_.orientation);
   first_.steps = chain_.before;
   first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
-  const bool keeps_orientation = mean_ || middle_ == Middle::input;
+  const bool keeps_orientation = mean_ || middle_ == Middle::input || stores_turned();
   second_.orientation = keeps_orientation ? first_.orientation : orientation_of(output_);
   second_.grid = make_grid(units_.channels, pixels_, second_.orientation);
   if (middle_ == Middle::input) second_.steps = chain_.before;
@@ -109,7 +124,12 @@ Orientation BlockKernel::first_orientation() const {
   const bool to_output = middle_ == Middle::output || !statistics_;
   const bool other =
       output_.is_panel(Orientation::planar) && convolution_->orientation() == Orientation::interleaved;
-  return to_output && other ? Orientation::planar : convolution_->orientation();
+  return to_output && other && !stores_turned() ? Orientation::planar : convolution_->orientation();
+}
+
+// Rows of few pixels take more time to begin than to compute: then lanes stay channels up to the store.
+bool BlockKernel::stores_turned() const {
+  return lanes_ && *lanes_ != Lanes::pixels && pixels_ <= few_pixels;
 }
 
 void BlockKernel::choose_wave() {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cpu/chain.h"
-#include "cpu/convolution_stage.h"
+#include "cpu/convolver.h"
 #include "cpu/grid.h"
 #include "cpu/isa.h"
 #include "cpu/tensor_map.h"
@@ -49,7 +49,7 @@ class BlockKernel final : public Kernel {
   std::string describe() const override;
   void run(const Arguments& arguments, void* workspace, Executor& executor) const override;
 
-  const ConvolutionStage* convolution() const { return convolution_.get(); }
+  const Convolver* convolution() const { return convolution_.get(); }
   // Panels of the convolution change orientation before the steps.
   bool turns_panels() const {
     return convolution_ != nullptr && first_.orientation != convolution_->orientation();
@@ -88,6 +88,7 @@ class BlockKernel final : public Kernel {
   void choose_middle();
   void choose_passes();
   Orientation first_orientation() const;
+  bool stores_turned() const;
   void choose_wave();
   void lay_out_workspace();
 
@@ -100,8 +101,10 @@ class BlockKernel final : public Kernel {
   int64_t block_pixels(const Pass& pass, int64_t block) const;
 
   int64_t first_tasks() const;
-  void first_pass(const Call& call, int64_t unit, int64_t task, int worker) const;
-  void convolve_task(const Call& call, int64_t unit, int64_t task, int worker) const;
+  // Units that a task of the first pass takes: those of several samples where their convolution wants them.
+  int64_t units_per_task() const { return convolution_ ? convolution_->samples_per_task() : 1; }
+  void first_pass(const Call& call, Range units, int64_t task, int worker) const;
+  void convolve_task(const Call& call, Range units, int64_t task, int worker) const;
   Panel oriented(const Panel& panel, float* scratch) const;
   void second_pass(const Call& call, int64_t unit, int64_t task, int worker) const;
   void stream_task(const Call& call, const Pass& pass, int64_t unit, int64_t task, int worker,
@@ -125,8 +128,9 @@ class BlockKernel final : public Kernel {
 
   Problem problem_;
   const Isa& isa_;
+  std::optional<Lanes> lanes_;  // of the convolution
   Chain chain_;
-  std::unique_ptr<const ConvolutionStage> convolution_;
+  std::unique_ptr<const Convolver> convolution_;
   TensorMap input_;
   TensorMap output_;
   TensorMap slab_;                     // of one unit, where the middle is a slab

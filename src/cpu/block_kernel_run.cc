@@ -85,11 +85,13 @@ void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& exe
     call.first_unit = first;
     const int64_t units = std::min(wave_units_, unit_count() - first);
     const int64_t early = waiting - waiting / 4;
-    const int64_t late = early + units * tasks;
-    executor.for_each(units * tasks + waiting, [&](int64_t index, int worker) {
+    const int64_t parts = ceil_div(units, units_per_task());
+    const int64_t late = early + parts * tasks;
+    executor.for_each(parts * tasks + waiting, [&](int64_t index, int worker) {
       if (index < early) return second(before, index, worker);
       if (index >= late) return second(before, early + index - late, worker);
-      first_pass(call, first + (index - early) / tasks, (index - early) % tasks, worker);
+      const Range part = even_part(units, parts, (index - early) / tasks);
+      first_pass(call, {first + part.begin, first + part.end}, (index - early) % tasks, worker);
     });
     if (!statistics_) continue;
     executor.for_each(units * groups,
@@ -119,35 +121,46 @@ int64_t BlockKernel::first_tasks() const {
          convolution_->block_count();
 }
 
-void BlockKernel::first_pass(const Call& call, int64_t unit, int64_t task, int worker) const {
-  if (convolution_) return convolve_task(call, unit, task, worker);
+void BlockKernel::first_pass(const Call& call, Range units, int64_t task, int worker) const {
+  if (convolution_) return convolve_task(call, units, task, worker);
   Endpoint sink;
   if (middle_ == Middle::output || !statistics_) sink = {&output_, call.arguments.output};
-  stream_task(call, first_, unit, task, worker, {&input_, call.arguments.input}, sink, statistics_);
+  stream_task(call, first_, units.begin, task, worker, {&input_, call.arguments.input}, sink, statistics_);
 }
 
-void BlockKernel::convolve_task(const Call& call, int64_t unit, int64_t task, int worker) const {
-  const auto part = static_cast<size_t>(unit % units_.per_sample);
+// Several units are those of samples that are not cut.
+void BlockKernel::convolve_task(const Call& call, Range units, int64_t task, int worker) const {
+  const auto part = static_cast<size_t>(units.begin % units_.per_sample);
   const int64_t block = task % convolution_->block_count();
   const auto count = static_cast<size_t>(convolution_->segments_per_task());
   const size_t begin = unit_segments_[part] + static_cast<size_t>(task / convolution_->block_count()) * count;
   const size_t end = std::min(begin + count, unit_segments_[part + 1]);
-  Endpoint sink = middle_of(call, unit);
-  if (!statistics_) sink = {&output_, call.arguments.output};
+  const int64_t first_sample = units_.at(units.begin).sample;
   for (size_t segment = begin; segment < end; ++segment) {
     Running running = running_of(call, worker);
     float* scratch = running.m2 + units_.channels + Chain::slack();
+    int64_t unit = units.begin;
+    const auto keep = [&] {
+      if (!statistics_) return;
+      keep_statistics(call, unit, convolution_->segments()[segment].channels, block, running);
+    };
     const auto consume = [&](const Panel& sums) {
+      const int64_t next = units.begin + sums.region.sample - first_sample;
+      if (next != unit) {
+        keep();
+        unit = next;
+        running = running_of(call, worker);
+      }
       const Panel panel = oriented(sums, worker_floats(call, worker));
+      const Endpoint sink = statistics_ ? middle_of(call, unit) : Endpoint{&output_, call.arguments.output};
       process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.bound, panel.data,
               panel.stride, sink, statistics_ ? &running : nullptr);
     };
     const bool window_is_staged = segment > begin && convolution_->share_window(segment - 1, segment);
-    convolution_->run(call.arguments.input, call.floats + packed_at_, scratch, units_.at(unit).sample,
-                      segment, block, window_is_staged, consume);
-    if (statistics_) {
-      keep_statistics(call, unit, convolution_->segments()[segment].channels, block, running);
-    }
+    const Range samples{first_sample, first_sample + units.size()};
+    convolution_->run(call.arguments, call.floats + packed_at_, scratch,
+                      {samples, segment, block, window_is_staged}, consume);
+    keep();
   }
 }
 
@@ -289,9 +302,11 @@ void BlockKernel::keep_statistics(const Call& call, int64_t unit, const Range& c
 // All blocks of one channel, in order; in double, so that many blocks lose nothing.
 BlockKernel::Moments BlockKernel::channel_moments(const Call& call, const Pass& pass, int64_t unit,
                                                   int64_t channel) const {
-  Moments total;
-  double count = 0;
-  for (int64_t block = 0; block < pass.statistics_blocks; ++block) {
+  const float* first = statistics_of(call, unit, 0) + channel;
+  Moments total{first[0], first[units_.channels]};
+  if (pass.statistics_blocks == 1) return total;
+  auto count = static_cast<double>(block_pixels(pass, 0));
+  for (int64_t block = 1; block < pass.statistics_blocks; ++block) {
     const float* at = statistics_of(call, unit, block) + channel;
     const auto pixels = static_cast<double>(block_pixels(pass, block));
     const double delta = at[0] - total.mean;

@@ -27,22 +27,6 @@ constexpr int64_t cache_block_floats = 8 * 1024;
 constexpr int64_t max_classes = 4096;
 constexpr int64_t max_window_floats = int64_t{1} << 28;
 
-std::array<Axis, 3> make_axes(const Conv& conv, const Shape& input, const Shape& output) {
-  std::array<Axis, 3> axes;
-  const auto rank = static_cast<size_t>(conv.rank);
-  for (size_t i = 0; i < rank; ++i) {
-    Axis& axis = axes[3 - rank + i];
-    axis.in = input[2 + i];
-    axis.out = output[2 + i];
-    axis.kernel = conv.kernel[i];
-    axis.stride = conv.stride[i];
-    axis.padding = conv.padding_before[i];
-    axis.dilation = conv.dilation[i];
-    axis.transposed = conv.transposed;
-  }
-  return axes;
-}
-
 // Two neighbouring dimensions that are not convolved become one long row where the input's pixels are evenly
 // spaced. A 1x1 convolution of 8x8 pixels so runs over rows of 64.
 void merge_identity_axes(std::array<Axis, 3>& axes, TensorMap& input) {
@@ -413,21 +397,25 @@ double ConvolutionStage::padded_multiply_adds() const {
   for (const Segment& segment : segments_) {
     channels += static_cast<double>(padded_channels(segment.channels.size()));
   }
-  // Outputs of a dimension times the taps they meet, over its classes.
+  // Outputs of a dimension times the taps they meet, over its classes. Rows leave out taps beside the input.
   double total = channels * static_cast<double>(in_channels_per_group_);
-  for (const Axis& axis : axes_) {
-    double products = 0;
-    for (int64_t c = 0; c < axis.classes(); ++c) {
-      products += static_cast<double>(ceil_div(axis.out - c, axis.class_stride())) *
-                  static_cast<double>(axis.taps(c).size());
-    }
-    total *= products;
-  }
+  for (size_t i = 0; i < 3; ++i) total *= static_cast<double>(axes_[i].products(i < 2));
   if (lanes_ == Lanes::pixels) {
     const int64_t width = ceil_div(axes_[2].out, axes_[2].class_stride());
     total *= static_cast<double>(round_up(width, isa_.lanes)) / static_cast<double>(width);
+  } else {
+    // A tile of few sums waits for each: two thirds of the full one are just enough in flight.
+    const int64_t vectors = tile_at(segments_[0], 0).vectors;
+    const int64_t full = isa_.max_tile_vectors * isa_.tile_pixels;
+    const int64_t width = ceil_div(block_extent(2), axes_[2].class_stride());
+    const int64_t sums = vectors * std::min(width, full / vectors);
+    total *= std::max(1.0, static_cast<double>(full * 2 / 3) / static_cast<double>(sums));
   }
   return total * static_cast<double>(batch_);
+}
+
+double ConvolutionStage::read_weights() const {
+  return static_cast<double>(packed_floats_) * static_cast<double>(batch_ * block_count());
 }
 
 double ConvolutionStage::staged_elements() const {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cpu/axis.h"
+#include "cpu/convolver.h"
 #include "cpu/isa.h"
 #include "cpu/tensor_map.h"
 #include "onepass/plan.h"
@@ -22,29 +23,7 @@
 
 namespace onepass::cpu {
 
-// Terms of one accumulator: one chain over K = 1728 has 6-7x PyTorch's error, chains of about 200
-// have 1.2-1.6x.
-inline constexpr int64_t max_chain_terms = 256;
-
-// What the SIMD lanes of a convolution are.
-enum class Lanes : uint8_t { channels, pixels };
-
-// Output channels that one task computes: within one group of the convolution.
-struct Segment {
-  int64_t group = 0;
-  Range channels;
-};
-
-// A panel of finished sums, bias included, and the part of the output it is.
-struct Panel {
-  float* data = nullptr;
-  int64_t stride = 0;
-  Region region;
-  // Of the magnitude of its values, from those of the inputs and the weights; infinite where none is wanted.
-  float bound = 0;
-};
-
-class ConvolutionStage {
+class ConvolutionStage final : public Convolver {
  public:
   // `cut`: segments may not cross a multiple of this many channels (the channels of a slab, or all).
   // `wants_bound`: panels come with a bound of their magnitude, which costs a look at each input.
@@ -53,38 +32,30 @@ class ConvolutionStage {
   // Why the stage cannot be built; empty where it can.
   static std::string refusal(const Problem& problem);
 
-  Orientation orientation() const {
-    return lanes_ == Lanes::channels ? Orientation::interleaved : Orientation::planar;
-  }
-  const std::vector<Segment>& segments() const { return segments_; }
-  int64_t block_count() const { return block_counts_[0] * block_counts_[1] * block_counts_[2]; }
-  int64_t block_pixels(int64_t block) const;
-  int64_t max_segment_channels() const { return max_segment_channels_; }
-  int64_t max_panel_pixels() const { return max_panel_pixels_; }
-  // Channels of a panel in memory: whole vectors where lanes are channels.
-  int64_t padded_channels(int64_t channels) const;
-  // Segments that make a task long enough to be worth handing out.
-  int64_t segments_per_task() const { return segments_per_task_; }
+  Lanes lanes() const override { return lanes_; }
+  const std::vector<Segment>& segments() const override { return segments_; }
+  int64_t block_count() const override { return block_counts_[0] * block_counts_[1] * block_counts_[2]; }
+  int64_t block_pixels(int64_t block) const override;
+  int64_t max_segment_channels() const override { return max_segment_channels_; }
+  int64_t max_panel_pixels() const override { return max_panel_pixels_; }
+  int64_t padded_channels(int64_t channels) const override;
+  int64_t segments_per_task() const override { return segments_per_task_; }
+  int64_t samples_per_task() const override { return 1; }
 
-  int64_t packed_floats() const { return packed_floats_; }
-  int64_t worker_floats() const { return window_floats_ + sum_floats_; }
-  // Multiply-adds with those on lanes that hold no channel or pixel, for the cost.
-  double padded_multiply_adds() const;
-  // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
-  double staged_elements() const;
-  // Bytes between input elements that staging reads one at a time; 0 where it reads vectors.
-  int64_t staged_stride_bytes() const;
-  std::string describe() const;
+  int64_t packed_floats() const override { return packed_floats_; }
+  int64_t worker_floats() const override { return window_floats_ + sum_floats_; }
+  double padded_multiply_adds() const override;
+  double read_weights() const override;
+  double staged_elements() const override;
+  int64_t staged_stride_bytes() const override;
+  std::string describe() const override;
 
-  // Weights in the order of the tiles' terms, and the bias (null: none) as f32.
-  void pack(const void* weights, const float* bias, float* packed, Executor& executor) const;
-  // Whether the window that one segment left with its worker is that of the other too.
-  bool share_window(size_t segment, size_t other) const {
+  void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
+  bool share_window(size_t segment, size_t other) const override {
     return chunk_count_ == 1 && segments_[segment].group == segments_[other].group;
   }
-  // Convolves one block of one segment and hands on its panels in order of pixels.
-  void run(const void* input, const float* packed, float* worker, int64_t sample, size_t segment_index,
-           int64_t block, bool window_is_staged, const std::function<void(const Panel&)>& consume) const;
+  void run(const Arguments& arguments, const float* packed, float* worker, const ConvolutionTask& task,
+           const std::function<void(const Panel&)>& consume) const override;
 
  private:
   // Terms that share what they are multiplied for: one class of outputs, or two of them. A width tap meets

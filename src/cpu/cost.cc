@@ -5,6 +5,8 @@
 #include <cmath>
 #include <string_view>
 
+#include "cpu/gathered_convolution.h"
+
 namespace onepass::cpu {
 namespace {
 
@@ -18,20 +20,21 @@ struct Rates {
   double exp_step_ns;         // per element: one exponential or error function
   double move_ns;             // per element: staging, statistics
   double turn_ns;             // per element: a panel's change of orientation
+  double pack_ns;             // per weight
   double bytes_per_second;
 };
 
 constexpr Rates rates[] = {
     // Neoverse-V1, 2.6 GHz: tiles 64 and 52 GFLOP/s of a peak of 83, swish 0.8 ns, one core writes about 20
     // GB/s.
-    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 20e9},
-    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 20e9},
+    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9},
+    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9},
     // Xeon with AVX-512, peak 165 to 180 GFLOP/s. Eight convolutions of 2 to 64 channels: channel tiles run
     // at 78 to 125 GFLOP/s, pixel tiles at 49 to 79. On AVX2 they run at 35 to 68 and 33 to 48. Turning
     // panels takes 0.3 to 1.3 ns an element on AVX-512, 0.2 to 0.7 on AVX2; swish 0.3 and 0.4, gelu 0.5 and
     // 0.65. One core writes 8 GB/s.
-    {"avx3", 100e9, 65e9, 0.14, 0.30, 0.10, 0.50, 12e9},
-    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 12e9},
+    {"avx3", 100e9, 65e9, 0.14, 0.30, 0.10, 0.50, 0.7, 12e9},
+    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9},
 };
 
 const Rates& rates_of(const Isa& isa) {
@@ -48,10 +51,35 @@ double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
 // line of its own: a depthwise convolution of 64 channels in channels last, 1.5 ms for 0.2 million
 // (Neoverse-V1).
-double staging_ns(const Rates& rate, const ConvolutionStage& convolution) {
+double staging_ns(const Rates& rate, const Convolver& convolution) {
   const int64_t stride = convolution.staged_stride_bytes();
   if (stride == 0) return rate.move_ns;
   return stride < 64 ? 3 * rate.move_ns : 5.0;
+}
+
+// Convolutions by windows and packed weights.
+double tiled_seconds(const Rates& rate, const Convolver& convolution) {
+  // A pixel tile loads a vector of pixels for each of its channels' multiply-adds.
+  const auto tile =
+      static_cast<double>(std::min<int64_t>(max_pixel_tile_channels, convolution.max_segment_channels()));
+  const double flops = convolution.lanes() == Lanes::channels
+                           ? rate.channel_tile_flops
+                           : rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
+  // Packed weights come from L2 or L3, at twice the rate of memory.
+  constexpr int64_t l1_floats = 16 * 1024;
+  const double read_floats = convolution.packed_floats() > l1_floats ? convolution.read_weights() : 0;
+  return 2 * convolution.padded_multiply_adds() / flops +
+         read_floats * sizeof(float) / (2 * rate.bytes_per_second) +
+         static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9 +
+         convolution.staged_elements() * staging_ns(rate, convolution) * 1e-9;
+}
+
+// Convolutions by gathered terms: a run of taps takes as long to begin as four elements to copy.
+double gathered_seconds(const Rates& rate, const GatheredConvolution& convolution) {
+  const double products = 2 * convolution.padded_multiply_adds() / (rate.channel_tile_flops * 0.9);
+  const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
+  const double gather_ns = rate.move_ns * (1 + 4 / static_cast<double>(convolution.run_width()));
+  return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9;
 }
 
 }  // namespace
@@ -157,16 +185,9 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   const bool per_channel =
       problem.block.norm() != nullptr || problem.block.has_mean() || is_planar(problem.input);
   if (kernel.convolution() == nullptr && per_channel) seconds += channels_of(problem) * channel_ns * 1e-9;
-  if (const ConvolutionStage* convolution = kernel.convolution()) {
-    const bool channels = convolution->orientation() == Orientation::interleaved;
-    // A pixel tile loads a vector of pixels for each of its channels' multiply-adds.
-    const auto tile =
-        static_cast<double>(std::min<int64_t>(max_pixel_tile_channels, convolution->max_segment_channels()));
-    const double flops = channels ? rate.channel_tile_flops
-                                  : rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
-    seconds += 2 * convolution->padded_multiply_adds() / flops;
-    seconds += static_cast<double>(convolution->packed_floats()) * rate.move_ns * 1e-9;
-    seconds += convolution->staged_elements() * staging_ns(rate, *convolution) * 1e-9;
+  if (const Convolver* convolution = kernel.convolution()) {
+    const auto* gathered = dynamic_cast<const GatheredConvolution*>(convolution);
+    seconds += gathered != nullptr ? gathered_seconds(rate, *gathered) : tiled_seconds(rate, *convolution);
   }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   seconds = std::max(seconds, bytes / rate.bytes_per_second);

@@ -183,6 +183,23 @@ struct PixelTileArguments {
 };
 inline constexpr int max_pixel_tile_channels = 4;
 
+// Some positions times some channels of a convolution, lanes along the terms of a sum:
+//   sums[p * sums_stride + o] (+)= bias[o] + sum over t of x[p * x_stride + t] * weights[o * weight_stride +
+//   t]
+struct DotTileArguments {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const float* weights = nullptr;
+  int64_t weight_stride = 0;
+  int64_t terms = 0;
+  float* sums = nullptr;
+  int64_t sums_stride = 0;
+  int64_t positions = 0;
+  int64_t channels = 0;
+  bool add = false;             // to what sums holds, without a bias; else it is overwritten
+  const float* bias = nullptr;  // not null, also where it is not added
+};
+
 struct Isa {
   std::string name;
   int64_t lanes = 1;
@@ -203,6 +220,7 @@ struct Isa {
   void (*store)(const TransferArguments& arguments) = nullptr;
   void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;
   void (*pixel_tile)(const PixelTileArguments& arguments) = nullptr;
+  void (*dot_tile)(const DotTileArguments& arguments) = nullptr;
 };
 
 // The targets this build has and this CPU runs, best first; empty on a CPU with neither NEON nor AVX2.

@@ -8,7 +8,9 @@
 
 #include "cpu/block_kernel.h"
 #include "cpu/conv_backward.h"
+#include "cpu/convolution_stage.h"
 #include "cpu/cost.h"
+#include "cpu/gathered_convolution.h"
 #include "cpu/isa.h"
 #include "cpu/slab_backward.h"
 #include "cpu/slab_tail.h"
@@ -36,6 +38,11 @@ std::string convolution_refusal(const Problem& problem) {
   if (problem.block.conv() == nullptr) return "the block has no convolution";
   std::string reason = common_refusal(problem);
   return reason.empty() ? ConvolutionStage::refusal(problem) : reason;
+}
+
+std::string gathered_refusal(const Problem& problem) {
+  std::string reason = convolution_refusal(problem);
+  return reason.empty() ? GatheredConvolution::refusal(problem) : reason;
 }
 
 std::string tail_refusal(const Problem& problem) {
@@ -113,6 +120,10 @@ extern const Strategy cpu_conv_channel_lanes =
 // Lanes along pixels: depthwise convolutions and those with few output channels in a group.
 extern const Strategy cpu_conv_pixel_lanes =
     cpu::block_row<cpu::Lanes::pixels>("conv_pixel_lanes", cpu::convolution_refusal);
+
+// Lanes along the terms of a sum: convolutions of few output pixels with many weights.
+extern const Strategy cpu_conv_term_lanes =
+    cpu::block_row<cpu::Lanes::terms>("conv_term_lanes", cpu::gathered_refusal);
 
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);

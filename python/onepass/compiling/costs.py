@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _numerics
-from onepass._cpu import CALL, PACKED, on_core
+from onepass._cpu import CALL, on_core
 from onepass._description import Conv, Description, Mean, Norm, Pointwise, describe
 from onepass.compiling import parts
 from onepass.compiling.parts import Given, Part
@@ -203,9 +203,7 @@ class _Cpu:
         question, operators = self.question, torch.ops.onepass
         description = describe(question.block)
         how = (question.mode, layout, "cpu", question.threads)
-        products = 1 + sum(question.wanted[:2])
-        seconds = CALL + products * PACKED * description.conv.weights
-        seconds += operators.predicted_seconds(question.block, question.sizes, *how)
+        seconds = CALL + operators.predicted_seconds(question.block, question.sizes, *how)
         if not any(question.wanted):
             return seconds
         count = description.conv_parameters + 1

@@ -1,0 +1,92 @@
+// What a block needs of its convolution on the CPU: the cut into tasks, and panels of finished sums.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cpu/axis.h"
+#include "cpu/isa.h"
+#include "cpu/tensor_map.h"
+#include "onepass/plan.h"
+#include "onepass/problem.h"
+
+namespace onepass::cpu {
+
+// Terms of one accumulator: one chain over K = 1728 has 6-7x PyTorch's error, chains of about 200
+// have 1.2-1.6x.
+inline constexpr int64_t max_chain_terms = 256;
+
+// What the SIMD lanes of a convolution are.
+enum class Lanes : uint8_t { channels, pixels, terms };
+
+// Output channels that one task computes: within one group of the convolution.
+struct Segment {
+  int64_t group = 0;
+  Range channels;
+};
+
+// A panel of finished sums, bias included, and the part of the output it is.
+struct Panel {
+  float* data = nullptr;
+  int64_t stride = 0;
+  Region region;
+  // Of the magnitude of its values, from those of the inputs and the weights; infinite where none is wanted.
+  float bound = 0;
+};
+
+// One task of a convolution: a block of pixels of one segment, for one or more samples.
+struct ConvolutionTask {
+  Range samples;
+  size_t segment = 0;
+  int64_t block = 0;
+  bool window_is_staged = false;  // by the worker's task before
+};
+
+class Convolver {
+ public:
+  Convolver() = default;
+  Convolver(const Convolver&) = delete;
+  Convolver& operator=(const Convolver&) = delete;
+  virtual ~Convolver() = default;
+
+  virtual Lanes lanes() const = 0;
+  Orientation orientation() const {
+    return lanes() == Lanes::pixels ? Orientation::planar : Orientation::interleaved;
+  }
+  virtual const std::vector<Segment>& segments() const = 0;
+  virtual int64_t block_count() const = 0;
+  virtual int64_t block_pixels(int64_t block) const = 0;
+  virtual int64_t max_segment_channels() const = 0;
+  virtual int64_t max_panel_pixels() const = 0;
+  // Channels of a panel in memory: whole vectors where panels are interleaved.
+  virtual int64_t padded_channels(int64_t channels) const = 0;
+  // Segments that make a task long enough to be worth handing out.
+  virtual int64_t segments_per_task() const = 0;
+  // Samples whose positions a task takes together.
+  virtual int64_t samples_per_task() const = 0;
+
+  virtual int64_t packed_floats() const = 0;
+  virtual int64_t worker_floats() const = 0;
+  // Multiply-adds with those on lanes that hold no channel or pixel and those that wait for one another, for
+  // the cost.
+  virtual double padded_multiply_adds() const = 0;
+  // Weights that the tasks read, for the cost: all of them for each block of each sample, or of some samples.
+  virtual double read_weights() const = 0;
+  // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
+  virtual double staged_elements() const = 0;
+  // Bytes between input elements that staging reads one at a time; 0 where it reads vectors.
+  virtual int64_t staged_stride_bytes() const = 0;
+  virtual std::string describe() const = 0;
+
+  // What the tasks read of weights and bias (null: none), as f32 in their order.
+  virtual void pack(const void* weights, const float* bias, float* packed, Executor& executor) const = 0;
+  // Whether the window that one segment left with its worker is that of the other too.
+  virtual bool share_window(size_t segment, size_t other) const = 0;
+  // Convolves and hands on the panels, samples one after another, of each in order of pixels.
+  virtual void run(const Arguments& arguments, const float* packed, float* worker,
+                   const ConvolutionTask& task, const std::function<void(const Panel&)>& consume) const = 0;
+};
+
+}  // namespace onepass::cpu

@@ -1,0 +1,313 @@
+// Gathering the terms of positions, and multiplying them with weights in place.
+#include "cpu/gathered_convolution.h"
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+
+namespace onepass::cpu {
+namespace {
+
+// Four chains of NEON lanes; wider lanes have shorter ones.
+constexpr int64_t max_chunk_terms = 4 * max_chain_terms;
+// Positions whose gathered terms stay in L2 beside the weights of a tile: 96 x 1024 floats are 384 KiB.
+constexpr int64_t task_positions = 96;
+constexpr int64_t max_pixels = 256;
+// Terms are gathered once for each segment: 256 channels take ten times as long as gathering.
+constexpr int64_t max_task_channels = 256;
+constexpr int64_t min_task_channels = 32;
+
+// Copies runs of kWidth floats, or of `width` where it is 0.
+template <int64_t kWidth>
+float* copy_runs(const float* from, const std::vector<int64_t>& runs, int64_t width, float* to) {
+  const int64_t count = kWidth > 0 ? kWidth : width;
+  for (const int64_t run : runs) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[run + i];
+    to += count;
+  }
+  return to;
+}
+
+}  // namespace
+
+std::string GatheredConvolution::refusal(const Problem& problem) {
+  const Conv& conv = *problem.block.conv();
+  if (conv.transposed) return "the convolution is transposed";
+  const Shape output = problem.block.conv_output_shape(problem.input.sizes);
+  int64_t pixels = 1;
+  int64_t taps = 1;
+  for (size_t i = 2; i < output.size(); ++i) pixels *= output[i];
+  for (const int64_t k : conv.kernel) taps *= k;
+  if (pixels > max_pixels) return "a sample has more than " + std::to_string(max_pixels) + " output pixels";
+  if (taps > max_chunk_terms) return "the kernel has more than " + std::to_string(max_chunk_terms) + " taps";
+  return "";
+}
+
+GatheredConvolution::GatheredConvolution(const Problem& problem, const Isa& isa)
+    : isa_(isa), input_(problem.input), weight_dtype_(problem.parameters[0].dtype) {
+  const Conv& conv = *problem.block.conv();
+  const Shape output = problem.block.conv_output_shape(problem.input.sizes);
+  batch_ = output[0];
+  group_count_ = conv.groups;
+  group_inputs_ = conv.in_channels / conv.groups;
+  group_outputs_ = conv.out_channels / conv.groups;
+  axes_ = make_axes(conv, problem.input.sizes, output);
+  pixels_ = axes_[0].out * axes_[1].out * axes_[2].out;
+  for (const Axis& axis : axes_) taps_ *= axis.kernel;
+  terms_ = group_inputs_ * taps_;
+  chunk_count_ = ceil_div(group_inputs_, std::max<int64_t>(1, max_chunk_terms / taps_));
+  samples_per_task_ =
+      std::clamp<int64_t>(task_positions / std::max<int64_t>(1, pixels_), 1, std::max<int64_t>(1, batch_));
+  choose_segments(problem.device.threads);
+  choose_window();
+  choose_runs();
+  row_pitch_ = round_up(chunk_channels(0).size() * taps_, 16);
+  const int64_t positions = samples_per_task_ * pixels_;
+  gathered_floats_ = round_up(positions * row_pitch_, 16);
+  sum_floats_ = round_up(positions * padded_channels(max_segment_channels()), 16);
+  if (weight_dtype_ != DType::f32) bias_at_ = group_count_ * group_outputs_ * terms_;
+  packed_floats_ = bias_at_ + group_count_ * group_outputs_;
+}
+
+// Segments do not change the bits of a sum: there are as many as the threads want.
+void GatheredConvolution::choose_segments(int64_t threads) {
+  const int64_t parts = ceil_div(batch_, samples_per_task_) * group_count_;
+  int64_t limit = max_task_channels;
+  while (limit > min_task_channels && parts * ceil_div(group_outputs_, limit) < 2 * threads && threads > 1) {
+    limit /= 2;
+  }
+  const int64_t count = ceil_div(group_outputs_, limit);
+  for (int64_t group = 0; group < group_count_; ++group) {
+    for (int64_t i = 0; i < count; ++i) {
+      const Range part = even_part(group_outputs_, count, i);
+      const int64_t first = group * group_outputs_;
+      segments_.push_back({group, {first + part.begin, first + part.end}});
+    }
+  }
+}
+
+// Without a border the planes are those of the input.
+void GatheredConvolution::choose_window() {
+  for (const Axis& axis : axes_) {
+    const Range window = axis.window({0, axis.out});
+    has_border_ |= window.begin < 0 || window.end > axis.in;
+  }
+  channel_pitch_ = 1;
+  for (size_t i = 0; i < 3; ++i) {
+    window_[i] = has_border_ ? axes_[i].window({0, axes_[i].out}).size() : axes_[i].in;
+    channel_pitch_ *= window_[i];
+  }
+  if (taps_ == 1) return;
+  const int64_t channels = chunk_channels(0).size();
+  bordered_at_ = round_up(channels * input_.pixels(), 16);
+  window_floats_ = bordered_at_ + (has_border_ ? round_up(channels * channel_pitch_, 16) : 0);
+}
+
+// Taps side by side are one run; rows of taps that fill the window's rows are too.
+void GatheredConvolution::choose_runs() {
+  const auto& [depth, height, width] = axes_;
+  std::vector<int64_t> offsets;
+  for (int64_t d = 0; d < depth.kernel; ++d) {
+    for (int64_t h = 0; h < height.kernel; ++h) {
+      for (int64_t w = 0; w < width.kernel; ++w) {
+        offsets.push_back((d * depth.dilation * window_[1] + h * height.dilation) * window_[2] +
+                          w * width.dilation);
+      }
+    }
+  }
+  const auto contiguous = [&](int64_t count) {
+    for (size_t i = 0; i < offsets.size(); ++i) {
+      const auto within = static_cast<int64_t>(i) % count;
+      if (offsets[i] != offsets[i - static_cast<size_t>(within)] + within) return false;
+    }
+    return true;
+  };
+  for (const int64_t count : {taps_, height.kernel * width.kernel, width.kernel, int64_t{1}}) {
+    if (!contiguous(count)) continue;
+    run_width_ = count;
+    break;
+  }
+  for (size_t i = 0; i < offsets.size(); i += static_cast<size_t>(run_width_)) runs_.push_back(offsets[i]);
+}
+
+// A tile of few positions waits for its sums: four channels take four cycles a term.
+double GatheredConvolution::padded_multiply_adds() const {
+  constexpr int64_t least_positions = 4;
+  const int64_t positions = std::max(least_positions, samples_per_task_ * pixels_);
+  const double tasks = static_cast<double>(batch_) / static_cast<double>(samples_per_task_);
+  return tasks * static_cast<double>(positions * group_count_ * group_outputs_) * static_cast<double>(terms_);
+}
+
+double GatheredConvolution::read_weights() const {
+  return static_cast<double>(ceil_div(batch_, samples_per_task_) * group_count_ * group_outputs_) *
+         static_cast<double>(terms_);
+}
+
+double GatheredConvolution::staged_elements() const {
+  return static_cast<double>(batch_ * pixels_) *
+         static_cast<double>(static_cast<int64_t>(segments_.size()) * terms_);
+}
+
+std::string GatheredConvolution::describe() const {
+  std::ostringstream out;
+  out << "lanes: terms of a sum (" << isa_.name << ", " << isa_.lanes << ")\n";
+  out << "samples in a task: " << samples_per_task_ << " of " << pixels_ << " pixels\n";
+  out << "segments: " << segments_.size() << " of at most " << max_segment_channels() << " channels\n";
+  out << "chunks of input channels: " << chunk_count_ << '\n';
+  out << "packed weights: " << (weight_dtype_ == DType::f32 ? "none" : "as f32") << '\n';
+  out << "per thread: window " << window_floats_ * 4 << " bytes, terms " << gathered_floats_ * 4
+      << " bytes, sums " << sum_floats_ * 4 << " bytes\n";
+  return out.str();
+}
+
+void GatheredConvolution::pack(const void* weights, const float* bias, float* packed,
+                               Executor& executor) const {
+  const int64_t outputs = group_count_ * group_outputs_;
+  if (bias != nullptr) {
+    std::copy_n(bias, outputs, packed + bias_at_);
+  } else {
+    std::fill_n(packed + bias_at_, outputs, 0.0f);
+  }
+  if (weight_dtype_ == DType::f32) return;
+  executor.for_each(outputs, [&](int64_t channel, int) {
+    TransferArguments t;
+    t.panel = packed + channel * terms_;
+    t.panel_stride = t.cols = terms_;
+    t.rows = 1;
+    t.dtype = weight_dtype_;
+    t.tensor =
+        const_cast<char*>(static_cast<const char*>(weights)) + channel * terms_ * byte_size(weight_dtype_);
+    t.row_stride = terms_;
+    t.col_stride = 1;
+    isa_.load(t);
+  });
+}
+
+const float* GatheredConvolution::stage(const void* input, int64_t sample, int64_t first_channel,
+                                        int64_t channels, float* planes) const {
+  const Region region{sample, {first_channel, first_channel + channels}, {0, input_.pixels()}};
+  const float* from = planes;
+  if (input_.is_panel(Orientation::planar) && input_.channel_stride == input_.pixels()) {
+    from = reinterpret_cast<const float*>(address(input_, input, region));
+  } else {
+    transfer(isa_, Direction::load, input_, input, region, Orientation::planar, planes, input_.pixels());
+  }
+  if (!has_border_) return from;
+  const auto& [depth, height, width] = axes_;
+  float* to = planes + bordered_at_;
+  std::fill_n(to, channels * channel_pitch_, 0.0f);
+  // The part of the input that the window covers.
+  const auto covered = [&](size_t i) { return std::min(axes_[i].in, window_[i] - axes_[i].padding); };
+  if (covered(2) <= 0) return to;
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t d = 0; d < covered(0); ++d) {
+      for (int64_t h = 0; h < covered(1); ++h) {
+        const int64_t row = ((d + depth.padding) * window_[1] + h + height.padding) * window_[2];
+        std::copy_n(from + ((c * depth.in + d) * height.in + h) * width.in, covered(2),
+                    to + c * channel_pitch_ + row + width.padding);
+      }
+    }
+  }
+  return to;
+}
+
+void GatheredConvolution::gather(const float* window, int64_t channels, float* rows) const {
+  const auto& [depth, height, width] = axes_;
+  const auto copy = run_width_ == 2   ? copy_runs<2>
+                    : run_width_ == 3 ? copy_runs<3>
+                    : run_width_ == 4 ? copy_runs<4>
+                    : run_width_ == 5 ? copy_runs<5>
+                    : run_width_ == 7 ? copy_runs<7>
+                    : run_width_ == 9 ? copy_runs<9>
+                                      : copy_runs<0>;
+  for (int64_t d = 0; d < depth.out; ++d) {
+    for (int64_t h = 0; h < height.out; ++h) {
+      for (int64_t w = 0; w < width.out; ++w, rows += row_pitch_) {
+        const float* from =
+            window + (d * depth.stride * window_[1] + h * height.stride) * window_[2] + w * width.stride;
+        if (run_width_ == channel_pitch_) {  // one position whose taps are the window
+          std::copy_n(from, channels * channel_pitch_, rows);
+          continue;
+        }
+        float* to = rows;
+        for (int64_t c = 0; c < channels; ++c) to = copy(from + c * channel_pitch_, runs_, run_width_, to);
+      }
+    }
+  }
+}
+
+void GatheredConvolution::gather_pixels(const void* input, int64_t sample, int64_t first_channel,
+                                        int64_t channels, float* rows) const {
+  const auto& [depth, height, width] = axes_;
+  if (has_border_) std::fill_n(rows, pixels_ * row_pitch_, 0.0f);
+  // The outputs that meet the input, along a dimension.
+  const auto inside = [](const Axis& axis) {
+    return Range{ceil_div(axis.padding, axis.stride),
+                 std::min(axis.out, ceil_div(axis.in + axis.padding, axis.stride))};
+  };
+  const Range columns = inside(width);
+  for (int64_t d = inside(depth).begin; d < inside(depth).end; ++d) {
+    for (int64_t h = inside(height).begin; h < inside(height).end; ++h) {
+      TransferArguments t;
+      t.panel = rows + ((d * height.out + h) * width.out + columns.begin) * row_pitch_;
+      t.panel_stride = row_pitch_;
+      t.rows = columns.size();
+      t.cols = channels;
+      t.dtype = input_.dtype;
+      const int64_t element = sample * input_.sample_stride + first_channel * input_.channel_stride +
+                              (d * depth.stride - depth.padding) * input_.strides[0] +
+                              (h * height.stride - height.padding) * input_.strides[1] +
+                              (columns.begin * width.stride - width.padding) * input_.strides[2];
+      t.tensor = const_cast<char*>(static_cast<const char*>(input)) + element * byte_size(input_.dtype);
+      t.row_stride = width.stride * input_.strides[2];
+      t.col_stride = input_.channel_stride;
+      if (t.rows > 0) isa_.load(t);
+    }
+  }
+}
+
+void GatheredConvolution::run(const Arguments& arguments, const float* packed, float* worker,
+                              const ConvolutionTask& task,
+                              const std::function<void(const Panel&)>& consume) const {
+  const Segment& segment = segments_[task.segment];
+  float* window = worker;
+  float* rows = worker + window_floats_;
+  const float* weights =
+      weight_dtype_ == DType::f32 ? static_cast<const float*>(arguments.parameters[0]) : packed;
+  DotTileArguments t;
+  t.x = rows;
+  t.x_stride = row_pitch_;
+  t.weight_stride = terms_;
+  t.sums = rows + gathered_floats_;
+  t.sums_stride = padded_channels(segment.channels.size());
+  t.positions = task.samples.size() * pixels_;
+  t.channels = segment.channels.size();
+  t.bias = packed + bias_at_ + segment.channels.begin;
+  for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
+    const Range channels = chunk_channels(chunk);
+    const int64_t first = segment.group * group_inputs_ + channels.begin;
+    float* to = rows;
+    for (int64_t sample = task.samples.begin; sample < task.samples.end;
+         ++sample, to += pixels_ * row_pitch_) {
+      if (taps_ == 1) {
+        gather_pixels(arguments.input, sample, first, channels.size(), to);
+        continue;
+      }
+      gather(stage(arguments.input, sample, first, channels.size(), window), channels.size(), to);
+    }
+    t.weights = weights + segment.channels.begin * terms_ + channels.begin * taps_;
+    t.terms = channels.size() * taps_;
+    t.add = chunk > 0;
+    isa_.dot_tile(t);
+  }
+  float* sums = t.sums;
+  for (int64_t sample = task.samples.begin; sample < task.samples.end; ++sample) {
+    consume({sums,
+             t.sums_stride,
+             {sample, segment.channels, {0, pixels_}},
+             std::numeric_limits<float>::infinity()});
+    sums += pixels_ * t.sums_stride;
+  }
+}
+
+}  // namespace onepass::cpu

@@ -1,0 +1,94 @@
+// A convolution of few output pixels on the CPU: the terms of each position are gathered, and the positions
+// of several samples are multiplied with weights as they lie in memory.
+//
+// A task is one segment of channels and some samples. It takes the input channels in chunks of at most 1024
+// terms. For each chunk it stages a sample's input as f32 planes with borders of zeros. Then it copies the
+// terms of each output position into a row, in the order of the weights. Dot tiles multiply rows of terms
+// with rows of weights. The weights are so read once for the positions of all samples of a task, and none are
+// packed. A sum has the same order of additions whichever samples share a task.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cpu/axis.h"
+#include "cpu/convolver.h"
+
+namespace onepass::cpu {
+
+class GatheredConvolution final : public Convolver {
+ public:
+  GatheredConvolution(const Problem& problem, const Isa& isa);
+
+  // Why it cannot be built; empty where it can.
+  static std::string refusal(const Problem& problem);
+
+  Lanes lanes() const override { return Lanes::terms; }
+  const std::vector<Segment>& segments() const override { return segments_; }
+  int64_t block_count() const override { return 1; }
+  int64_t block_pixels(int64_t) const override { return pixels_; }
+  int64_t max_segment_channels() const override { return segments_[0].channels.size(); }
+  int64_t max_panel_pixels() const override { return pixels_; }
+  int64_t padded_channels(int64_t channels) const override { return round_up(channels, isa_.lanes); }
+  int64_t segments_per_task() const override { return 1; }
+  int64_t samples_per_task() const override { return samples_per_task_; }
+
+  int64_t packed_floats() const override { return packed_floats_; }
+  int64_t worker_floats() const override { return window_floats_ + gathered_floats_ + sum_floats_; }
+  double padded_multiply_adds() const override;
+  double read_weights() const override;
+  double staged_elements() const override;
+  // Floats of a run of taps.
+  int64_t run_width() const { return run_width_; }
+  int64_t staged_stride_bytes() const override { return 0; }
+  std::string describe() const override;
+
+  void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
+  bool share_window(size_t, size_t) const override { return false; }
+  void run(const Arguments& arguments, const float* packed, float* worker, const ConvolutionTask& task,
+           const std::function<void(const Panel&)>& consume) const override;
+
+ private:
+  void choose_segments(int64_t threads);
+  void choose_window();
+  void choose_runs();
+
+  Range chunk_channels(int64_t chunk) const { return even_part(group_inputs_, chunk_count_, chunk); }
+  // The input channels of one sample as f32 planes with zeros beside the input: in place where they lie so.
+  const float* stage(const void* input, int64_t sample, int64_t first_channel, int64_t channels,
+                     float* planes) const;
+  // The terms of all positions of one sample, a row each.
+  void gather(const float* window, int64_t channels, float* rows) const;
+  // The same for a kernel of one tap, straight from the input.
+  void gather_pixels(const void* input, int64_t sample, int64_t first_channel, int64_t channels,
+                     float* rows) const;
+
+  const Isa& isa_;
+  TensorMap input_;
+  DType weight_dtype_;
+  int64_t batch_ = 0;
+  int64_t group_count_ = 1;
+  int64_t group_inputs_ = 0, group_outputs_ = 0;
+  int64_t taps_ = 1, terms_ = 0;
+  int64_t pixels_ = 0;
+  std::array<Axis, 3> axes_;
+
+  std::vector<Segment> segments_;
+  int64_t samples_per_task_ = 1;
+  int64_t chunk_count_ = 1;
+  bool has_border_ = false;          // of zeros, around the input
+  std::array<int64_t, 3> window_{};  // extents of a channel's planes with their border
+  int64_t channel_pitch_ = 0;
+  int64_t bordered_at_ = 0;  // in the worker's window
+  // The taps of a channel as runs of contiguous floats in the window.
+  int64_t run_width_ = 1;
+  std::vector<int64_t> runs_;
+  int64_t row_pitch_ = 0;  // floats of a position's gathered terms
+  int64_t window_floats_ = 0, gathered_floats_ = 0, sum_floats_ = 0;
+  int64_t bias_at_ = 0;  // in what is packed
+  int64_t packed_floats_ = 0;
+};
+
+}  // namespace onepass::cpu

@@ -11,21 +11,15 @@
 #define HWY_TARGET_INCLUDE "cpu/convolution.cc"
 #include <hwy/foreach_target.h>
 //
-#include <hwy/highway.h>
-
 #include <algorithm>
 
 #include "cpu/dispatch.h"
 #include "cpu/isa.h"
+#include "cpu/vectors-inl.h"
 
 #if !ONEPASS_TARGET_IS_EMULATED
 HWY_BEFORE_NAMESPACE();
-namespace onepass::cpu {
-namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
+namespace onepass::cpu::HWY_NAMESPACE {
 constexpr int lanes = static_cast<int>(hn::MaxLanes(D()));
 
 // Registers decide the tile: accumulators + weights + pixels must stay below 32 (NEON, AVX-512) or 16 (AVX2).
@@ -421,7 +415,6 @@ void fill_convolution(Isa& isa) {
   isa.pixel_tile = &pixel_tile;
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace onepass::cpu
+}  // namespace onepass::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 #endif

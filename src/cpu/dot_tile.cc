@@ -11,21 +11,16 @@
 #define HWY_TARGET_INCLUDE "cpu/dot_tile.cc"
 #include <hwy/foreach_target.h>
 //
-#include <hwy/highway.h>
-
 #include <algorithm>
 
 #include "cpu/dispatch.h"
 #include "cpu/isa.h"
+#include "cpu/vectors-inl.h"
 
 #if !ONEPASS_TARGET_IS_EMULATED
 HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
 constexpr int dot_lanes = static_cast<int>(hn::MaxLanes(D()));
 constexpr int dot_channels = 4;
 // Accumulators, a vector of weights and one for each position fit 32 registers, or 16 on AVX2.

@@ -44,11 +44,13 @@ std::string GatheredConvolution::refusal(const Problem& problem) {
 }
 
 GatheredConvolution::GatheredConvolution(const Problem& problem, const Isa& isa)
-    : isa_(isa), input_(problem.input), weight_dtype_(problem.parameters[0].dtype) {
+    : isa_(isa),
+      input_(problem.input),
+      weight_dtype_(problem.parameters[0].dtype),
+      batch_(problem.input.sizes[0]),
+      group_count_(problem.block.conv()->groups) {
   const Conv& conv = *problem.block.conv();
   const Shape output = problem.block.conv_output_shape(problem.input.sizes);
-  batch_ = output[0];
-  group_count_ = conv.groups;
   group_inputs_ = conv.in_channels / conv.groups;
   group_outputs_ = conv.out_channels / conv.groups;
   axes_ = make_axes(conv, problem.input.sizes, output);

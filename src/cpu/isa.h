@@ -184,18 +184,17 @@ struct PixelTileArguments {
 inline constexpr int max_pixel_tile_channels = 4;
 
 // Some positions times some channels of a convolution, lanes along the terms of a sum:
-//   sums[p * sums_stride + o] (+)= bias[o] + sum over t of x[p * x_stride + t] * weights[o * weight_stride +
-//   t]
+//   sums[p * sums_stride + o] (+)= bias[o] + sum of x[p * x_stride + t] * weights[o * weight_stride + t]
 struct DotTileArguments {
+  int64_t positions = 0;
+  int64_t channels = 0;
+  int64_t terms = 0;
   const float* x = nullptr;
   int64_t x_stride = 0;
   const float* weights = nullptr;
   int64_t weight_stride = 0;
-  int64_t terms = 0;
   float* sums = nullptr;
   int64_t sums_stride = 0;
-  int64_t positions = 0;
-  int64_t channels = 0;
   bool add = false;             // to what sums holds, without a bias; else it is overwritten
   const float* bias = nullptr;  // not null, also where it is not added
 };

@@ -15,15 +15,13 @@
 #include "cpu/dispatch.h"
 #include "cpu/isa.h"
 #include "cpu/math-inl.h"
+#include "cpu/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 namespace math = onepass::HWY_NAMESPACE;
 
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
 constexpr int64_t lanes = static_cast<int64_t>(hn::MaxLanes(D()));
 
 // Vectors in flight. One exponential is a chain of 45 cycles and the scheduler holds about 60 operations, so

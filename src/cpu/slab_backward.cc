@@ -237,14 +237,8 @@ StepArguments SlabBackward::arguments_of(const Work& work, size_t i) const {
   s.src_stride = source.stride;
   s.rows = slabs_.rows;
   s.cols = work.region.columns.size();
-  if (step.tensor >= 0) {
-    const auto tensor = static_cast<size_t>(step.tensor);
-    const PanelView operand =
-        tensors_[tensor].view(isa_, work.region, work.arguments.parameters[chain_.tensors[tensor].parameter],
-                              panel(work, steps_.size() + 1 + operand_panel));
-    s.operand = operand.data;
-    s.operand_stride = operand.stride;
-  }
+  bind_operand(s, step, chain_, tensors_, isa_, work.region, work.arguments.parameters,
+               panel(work, steps_.size() + 1 + operand_panel));
   return s;
 }
 
@@ -301,12 +295,7 @@ void SlabBackward::step_back(Work& work, size_t i) const {
 }
 
 NormGradientArguments SlabBackward::norm_arguments(const Work& work) const {
-  const PanelView x = input_of(work, norm_at_);
-  NormGradientArguments n;
-  n.x = x.data;
-  n.x_stride = x.stride;
-  n.gradient = work.gradient.data;
-  n.gradient_stride = work.gradient.stride;
+  NormGradientArguments n = norm_over(input_of(work, norm_at_), work.gradient);
   n.rows = slabs_.rows;
   n.cols = work.region.columns.size();
   n.centre = row(work, centre);

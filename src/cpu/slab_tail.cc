@@ -104,14 +104,8 @@ void SlabTail::apply(Work& work, const Step& step, bool last) const {
   s.src_stride = work.values.stride;
   s.rows = slabs_.rows;
   s.cols = work.region.columns.size();
-  if (step.tensor >= 0) {
-    const auto tensor = static_cast<size_t>(step.tensor);
-    const PanelView operand =
-        tensors_[tensor].view(isa_, work.region, work.arguments.parameters[chain_.tensors[tensor].parameter],
-                              work.own + operand_buffer * slabs_.panel_floats);
-    s.operand = operand.data;
-    s.operand_stride = operand.stride;
-  }
+  bind_operand(s, step, chain_, tensors_, isa_, work.region, work.arguments.parameters,
+               work.own + operand_buffer * slabs_.panel_floats);
   const PanelView to = last ? output_.place(work.region, work.arguments.output) : PanelView{work.own, s.cols};
   s.dst = const_cast<float*>(to.data);
   s.dst_stride = to.stride;

@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "cpu/chain.h"
-#include "cpu/isa.h"
 #include "cpu/slabs.h"
 #include "plan/strategy.h"
 

@@ -107,4 +107,15 @@ void SlabTensor::store(const Isa& isa, const SlabRegion& region, void* base, Pan
            columns_ ? panel.stride : repeat_);
 }
 
+void bind_operand(StepArguments& arguments, const Step& step, const Chain& chain,
+                  const std::vector<SlabTensor>& tensors, const Isa& isa, const SlabRegion& region,
+                  const std::vector<const void*>& parameters, float* scratch) {
+  if (step.tensor < 0) return;
+  const auto tensor = static_cast<size_t>(step.tensor);
+  const void* base = parameters[chain.tensors[tensor].parameter];
+  const PanelView operand = tensors[tensor].view(isa, region, base, scratch);
+  arguments.operand = operand.data;
+  arguments.operand_stride = operand.stride;
+}
+
 }  // namespace onepass::cpu

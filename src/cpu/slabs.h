@@ -87,4 +87,9 @@ class SlabTensor {
   int64_t rows_ = 1;  // of a panel
 };
 
+// Gives a step the panel of the tensor that it reads, if it reads one: in place, or gathered into `scratch`.
+void bind_operand(StepArguments& arguments, const Step& step, const Chain& chain,
+                  const std::vector<SlabTensor>& tensors, const Isa& isa, const SlabRegion& region,
+                  const std::vector<const void*>& parameters, float* scratch);
+
 }  // namespace onepass::cpu

@@ -229,12 +229,7 @@ void TailBackward::step_back(Work& work, size_t i, bool last) const {
 
 NormGradientArguments TailBackward::norm_arguments(const Work& work) const {
   const int64_t first = work.region.channels.begin - units_.at(work.unit).channels.begin;
-  const PanelView x = input_of(work, norm_at_);
-  NormGradientArguments n;
-  n.x = x.data;
-  n.x_stride = x.stride;
-  n.gradient = work.gradient.data;
-  n.gradient_stride = work.gradient.stride;
+  NormGradientArguments n = norm_over(input_of(work, norm_at_), work.gradient);
   n.rows = work.region.rows(orientation_);
   n.cols = work.region.cols(orientation_);
   n.centre = row(work.call, work.unit, centre) + first;

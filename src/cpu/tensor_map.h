@@ -61,6 +61,16 @@ struct PanelView {
   int64_t stride = 0;
 };
 
+// The arguments of a norm's gradient over panels of its input and of its output's gradient.
+inline NormGradientArguments norm_over(PanelView x, PanelView gradient) {
+  NormGradientArguments arguments;
+  arguments.x = x.data;
+  arguments.x_stride = x.stride;
+  arguments.gradient = gradient.data;
+  arguments.gradient_stride = gradient.stride;
+  return arguments;
+}
+
 // The region as a panel: in place where it lies as one, else gathered into `scratch`.
 PanelView panel_view(const Isa& isa, const TensorMap& map, const void* base, const Region& region,
                      Orientation orientation, float* scratch);

@@ -58,7 +58,9 @@ TEST_F(VerboseTest, ACallOfACpuIsOneLineWithBothTimes) {
   SerialExecutor executor;
   const auto workspace = workspace_of(plan);
   const std::string line = lines_of([&] { plan.run({memory, memory, {}}, workspace.get(), executor); });
-  EXPECT_TRUE(line.starts_with("onepass verbose: relu @ 2x3x8 f32; cpu, 1 thread; tail; predicted ")) << line;
+  const std::string row = std::string(plan.strategy());
+  EXPECT_TRUE(line.starts_with("onepass verbose: relu @ 2x3x8 f32; cpu, 1 thread; " + row + "; predicted "))
+      << line;
   EXPECT_NE(line.find(" ms; measured "), std::string::npos) << line;
   EXPECT_EQ(line.find('\n'), line.size() - 1) << line;
 }

@@ -409,7 +409,8 @@ double ConvolutionStage::padded_multiply_adds() const {
     const int64_t full = isa_.max_tile_vectors * isa_.tile_pixels;
     const int64_t width = ceil_div(block_extent(2), axes_[2].class_stride());
     const int64_t sums = vectors * std::min(width, full / vectors);
-    total *= std::max(1.0, static_cast<double>(full * 2 / 3) / static_cast<double>(sums));
+    const int64_t enough = full * 2 / 3;
+    total *= std::max(1.0, static_cast<double>(enough) / static_cast<double>(sums));
   }
   return total * static_cast<double>(batch_);
 }

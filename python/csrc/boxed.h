@@ -48,7 +48,7 @@ void put(StableIValue* stack, const std::tuple<T...>& results) {
 // The last Error of this thread that an operator threw.
 std::string& last_refusal();
 
-// Error becomes std::invalid_argument, which arrives in Python as ValueError; from PyTorch 2.15 on as
+// Error becomes std::invalid_argument, which arrives in Python as ValueError; in PyTorch 2.15 as
 // RuntimeError, which the package tells from others by last_refusal.
 template <auto function, class Result, class... Parameters, size_t... index>
 void call(StableIValue* stack, Result (*)(Parameters...), std::index_sequence<index...>) {

@@ -32,7 +32,7 @@ def applied(
 
     Tensors that outlived a transform of torch.func stand for others: gradients are of those.
     """
-    if torch.compiler.is_compiling():  # Dynamo knows `apply` alone, and from PyTorch 2.15 on no tensor twice
+    if torch.compiler.is_compiling():  # Dynamo knows `apply` alone, and in PyTorch 2.15 no tensor twice
         named = [
             tensor.view_as(tensor) if any(tensor is other for other in tensors[:i]) else tensor
             for i, tensor in enumerate(tensors)

@@ -73,7 +73,7 @@ def unavailable_reason() -> str | None:
 
 
 def refusal(error: RuntimeError) -> Exception:
-    """The error as what it is: PyTorch 2.15 and newer bring the library's ValueError as RuntimeError."""
+    """The error as what it is: PyTorch 2.15 brings the library's ValueError as RuntimeError."""
     own = torch.ops.onepass.last_refusal() if available() else ""
     return ValueError(own) if own and str(error) == own else error
 

@@ -17,7 +17,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
-    """PyTorch's where its gradient is 1 at its limits, as it was up to 2.14."""
+    """PyTorch's where its gradient is 1 at its limits, as in 2.11."""
     if _eager.CLAMP_PASSES_LIMITS:
         return x.clamp(low, high)
     return torch.where((x >= low) & (x <= high), x, x.detach().clamp(low, high))

@@ -236,7 +236,7 @@ def generated_code(model: Any, *inputs: Tensor) -> str:
     return code
 
 
-# How generated code checks the result of an operator, after its strides; from PyTorch 2.15 on its type too.
+# How generated code checks the result of an operator, after its strides; in PyTorch 2.15 its type too.
 CHECKED = ", 'torch.ops.onepass.forward.default')"
 CHECKED_TYPE = f", torch.float32{CHECKED}"
 

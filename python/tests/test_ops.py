@@ -21,7 +21,7 @@ from onepass.optimizing import measure
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TAIL = "swish | group_norm(4) | hardswish"
-REFUSED = (ValueError, RuntimeError)  # by an operator itself: the former up to PyTorch 2.14
+REFUSED = (ValueError, RuntimeError)  # by an operator itself: the latter in PyTorch 2.15
 
 pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason()))
 

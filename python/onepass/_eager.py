@@ -39,7 +39,7 @@ def _passes_limits() -> bool:
         return bool(x.clamp(min=0).grad_fn(torch.ones(1, device="cpu")))
 
 
-# Whether the gradient of PyTorch's clamp is 1 at its limits: in 2.11 it is, in 2.15 it is 0, as that of hardtanh.
+# Whether the gradient of PyTorch's clamp is 1 at its limits: so in 2.11. In 2.15 it is 0, as hardtanh's is.
 CLAMP_PASSES_LIMITS = _passes_limits()
 
 

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <initializer_list>
 #include <iostream>
+#include <random>
+#include <sstream>
 
 #include "cpu/targets.h"  // before Highway
 
@@ -304,6 +307,28 @@ TEST(Statistics, AreWrittenByEveryStrategy) {
           run(plan(problem, {candidate.strategy, ""}), operands, executor, {.statistics = true});
       EXPECT_EQ(statistics_error(expected, outcome.statistics), "") << candidate.strategy << ": " << text;
       EXPECT_EQ(outcome.damage, "");
+    }
+  }
+}
+
+// The row decides the order of sums: with another one a call would have other bits.
+TEST(Cpu, ThreadsDoNotChangeTheRow) {
+  constexpr unsigned seed = 7;
+  std::mt19937 draw(seed);
+  const auto one_of = [&](std::initializer_list<int> values) {
+    return values.begin()[draw() % values.size()];
+  };
+  for (int i = 0; i < 100; ++i) {
+    const int inputs = one_of({8, 16, 48, 128, 320});
+    std::ostringstream drawn;
+    drawn << "conv2d(" << inputs << "," << one_of({8, 16, 64, 128, 512, 1280}) << ",k=" << one_of({1, 2, 3});
+    drawn << ",s=" << one_of({1, 2}) << ") | group_norm(4) @ " << one_of({1, 4, 16, 64}) << "x" << inputs;
+    drawn << "x" << one_of({3, 5, 8}) << "x" << one_of({3, 6, 10});
+    const std::string text = drawn.str();
+    const std::string row(plan(Problem::parse(text, Device::cpu(1))).strategy());
+    for (const int threads : {2, 3, 8, 64}) {
+      EXPECT_EQ(plan(Problem::parse(text, Device::cpu(threads))).strategy(), row)
+          << text << ", " << threads << " threads, seed " << seed;
     }
   }
 }

@@ -145,9 +145,10 @@ double GatheredConvolution::read_weights() const {
          static_cast<double>(terms_);
 }
 
+// By the segments of one thread: threads must not change which row is chosen, and with it the bits.
 double GatheredConvolution::staged_elements() const {
-  return static_cast<double>(batch_ * pixels_) *
-         static_cast<double>(static_cast<int64_t>(segments_.size()) * terms_);
+  const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
+  return static_cast<double>(batch_ * pixels_) * static_cast<double>(segments * terms_);
 }
 
 std::string GatheredConvolution::describe() const {

@@ -15,6 +15,7 @@ extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
 extern const Strategy cuda_tail_staged;
+extern const Strategy cuda_tail_strips;
 extern const Strategy cuda_tail_streamed;
 extern const Strategy cuda_thin_samples;
 extern const Strategy cuda_thin_wgmma;
@@ -56,7 +57,7 @@ void BackwardKernel::launch(const BackwardArguments&, void*, Stream) const { ref
 
 std::span<const Strategy* const> strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
-      &cuda_tail_resident, &cuda_tail_staged, &cuda_tail_streamed, &cuda_thin_wgmma, &cuda_thin_samples,
+      &cuda_tail_resident, &cuda_tail_staged, &cuda_tail_strips, &cuda_tail_streamed, &cuda_thin_wgmma, &cuda_thin_samples,
       &cuda_thin_resident, &cuda_thin_mma,    &cuda_thin_inplace,  &cuda_thin_cores, &cuda_gemm_pingpong,
       &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_mma,      &cuda_direct,
   };

@@ -116,14 +116,15 @@ std::string tail_refusal(const Problem& problem) {
   return order_refusal(large_tensors(problem, parts));
 }
 
-std::string slab_refusal(const Problem& problem) {
+std::string slab_refusal(const Problem& problem, Order order) {
   std::string reason = tail_refusal(problem);
   if (!reason.empty()) return reason;
   const TailShape shape(problem);
   if (shape.parts.norm == nullptr) return "the block has no norm";
   if (shape.parts.mean) return "the block ends in a mean";
-  if (shape.order != Order::planar) return "channels lie after space: a slab is not contiguous";
-  return "";
+  if (shape.order == order) return "";
+  return order == Order::planar ? "channels lie after space: a slab is not contiguous"
+                                : "channels lie before space: they are no strips";
 }
 
 std::string tail_refusal(const BackwardProblem& problem) {

@@ -47,8 +47,8 @@ inline Numerics tail_numerics(const Problem& problem) {
 // Why no tail kernel can take the problem; empty where one can.
 std::string tail_refusal(const Problem& problem);
 std::string tail_refusal(const BackwardProblem& problem);
-// The same for kernels that hold a slab on the chip.
-std::string slab_refusal(const Problem& problem);
+// The same for kernels that hold a slab on the chip, of tensors that lie in one order.
+std::string slab_refusal(const Problem& problem, Order order = Order::planar);
 
 // The gradients of the input's size.
 std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts);

@@ -49,6 +49,12 @@ const std::vector<Kernel>& kernels() {
       {"tail_staged", "relu | group_norm(8) @ 16x128x34x34x34 bf16", tuned},
       {"tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63 bf16 strict", tuned},
       {"tail_staged", "gelu | group_norm(1) | channel_mul(per=sample) | silu @ 8x320x16x16 f16", tuned},
+      // Channels after space: a strip in a block, a cluster; vectors of several slabs, and across them.
+      {"tail_strips", "group_norm(32) | residual_add | relu @ 64x1024x14x14 bf16 nhwc", all},
+      {"tail_strips", "group_norm(32) | relu @ 64x64x56x56 bf16 nhwc", with_clusters},
+      {"tail_strips",
+       "prelu(per=channel) | group_norm(32) | channel_mul(per=sample) | silu @ 2x320x64x64 f16 nhwc", tuned},
+      {"tail_strips", "swish | instance_norm(affine=true) | hardswish @ 8x64x31x31 nhwc", tuned_and_oldest},
       // Channels before and after space, means, without a norm.
       {"tail_streamed", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", all},
       {"tail_streamed", "gelu | group_norm(8) @ 16x64x258x258 bf16 nhwc", tuned_and_oldest},
@@ -264,6 +270,7 @@ struct Assembled {
 const std::map<std::string, Assembled> limits{
     {"tail_resident", {128, 0}},             // 512 threads
     {"tail_staged", {128, 64}},              // 512; values of a row, where rows are short
+    {"tail_strips", {128, 0}},               // 512, or 1,024 with 64
     {"tail_streamed", {128, 64}},            // 512
     {"tail_backward", {128, 192}},           // 512
     {"tail_backward_slabs", {128, 320}},     // 512, or 768 with 80; where vectors do not lie on 16 bytes
@@ -398,6 +405,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     // 123,039 elements: more than the registers of one block hold, and there are no clusters.
     expect_refusal("tail_resident", "swish | group_norm(4) | hardswish @ 8x16x31x31x32", architecture,
                    "does not fit the registers of 1 block");
+    expect_refusal("tail_strips", "group_norm(8) | relu @ 2x64x128x128 bf16 nhwc", architecture,
+                   "fits the shared memory of one block");
     expect_refusal("thin_resident", "conv2d(3,16,p=1) | group_norm(2) @ 2x3x128x128", architecture,
                    "do not fit the shared memory of 1 block");
   }
@@ -415,6 +424,10 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
   expect_refusal("tail_resident", "relu @ 2x3x4x5", "sm_75", "architecture \"sm_75\" is unknown");
   for (const std::string& architecture : all) {
     expect_refusal("tail_resident", "relu @ 2x3x4x5", architecture, "no norm");
+    expect_refusal("tail_strips", "group_norm(2) @ 2x16x9x9 bf16", architecture, "channels lie before space");
+    expect_refusal("tail_strips", "group_norm(2) | mean @ 2x16x9x9 nhwc", architecture, "ends in a mean");
+    expect_refusal("tail_strips", "group_norm(3) @ 2x9x9x9 bf16 nhwc", architecture,
+                   "an odd number of channels");
     expect_refusal("tail_streamed", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("tail_backward", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("thin_backward", "relu @ 2x3x4x5", architecture, "no convolution");

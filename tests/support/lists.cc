@@ -127,6 +127,7 @@ constexpr const char* small_tails[] = {
     "gelu | group_norm(2) | residual_add @ 2x4x95x97 bf16",
     "group_norm(3) | channel_mul(per=sample) | silu @ 3x12x33 f16",
     "relu | group_norm(2) | swish @ 2x24x9x11 nhwc",
+    "channel_mul | group_norm(2) | residual_add @ 2x16x65x67 bf16 nhwc",
     "hardswish | group_norm(2) | mean @ 3x8x19x21",
     "prelu(per=channel) | instance_norm(affine=true) | tanh | mean @ 2x6x13x11 bf16 nhwc",
     "gelu | channel_add | residual_add @ 2x7x19x5",

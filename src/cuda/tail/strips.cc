@@ -16,8 +16,8 @@ namespace onepass {
 namespace cuda {
 namespace {
 
-// How a strip is spread over the threads of a cluster. The numbers are those of the best predicted times for 1
-// and for 64 samples together, whatever the batch is: sums have the same order in every batch. Times of 64
+// How a strip is spread over the threads of a cluster. The numbers are those of the best predicted times for
+// 1 and for 64 samples together, whatever the batch is: sums have the same order in every batch. Times of 64
 // count twice: a percent of them is more.
 struct StripNumbers {
   static constexpr int most_warps = 16;  // of a block
@@ -87,8 +87,7 @@ struct StripNumbers {
   int resident(const Problem& problem, const TailShape& shape) const {
     constexpr int64_t reserved = 1024;  // of each block, by the driver
     const Gpu& gpu = gpu_of(problem.device);
-    const int64_t by_memory =
-        gpu.shared_bytes_per_multiprocessor / (shared_bytes(problem, shape) + reserved);
+    const int64_t by_memory = gpu.shared_bytes_per_multiprocessor / (shared_bytes(problem, shape) + reserved);
     const int64_t by_threads = threads_of_multiprocessor / threads;
     return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({by_memory, by_threads, 16})));
   }
@@ -110,8 +109,8 @@ struct StripNumbers {
                         (gpu.lanes() * gpu.clock());
     // From the first load to the first store: memory's latency and the sums.
     const double wait = blocks > 1 ? 3.5e-6 : 2.5e-6;
-    // A cluster follows another when all of its blocks have room: tail_resident takes some 10 us for a slab in
-    // 16 blocks.
+    // A cluster follows another when all of its blocks have room: tail_resident takes some 10 us for a slab
+    // in 16 blocks.
     const double gaps = (rounds - 1) * (blocks > 1 ? 4e-7 * blocks : 0);
     const double bytes = static_cast<double>(batch * shape.channels * shape.spatial) *
                          static_cast<double>(shape.element_bytes + before_bytes(problem, shape));
@@ -168,9 +167,10 @@ class TailStrips final : public Kernel {
       return "an odd number of channels has no vectors of 4 bytes to copy";
     }
     if (!numbers_of<StripNumbers>(problem)->fits()) {
+      const int blocks = gpu_of(problem.device).largest_cluster();
       return "no strip of whole slabs, of " + std::to_string(shape.group_channels()) + " channels and " +
              std::to_string(shape.spatial) + " positions each, fits the shared memory of " +
-             std::to_string(gpu_of(problem.device).largest_cluster()) + " blocks";
+             (blocks > 1 ? "a cluster of " + std::to_string(blocks) + " blocks" : "one block");
     }
     return "";
   }

@@ -46,7 +46,7 @@ struct TailStrips {
   static constexpr int common(int a, int b) { return b == 0 ? a : common(b, a % b); }
   static constexpr int rows = Tail::group_channels;
   static constexpr int piece = common(width, rows);
-  static constexpr int pieces = width / piece;     // of a vector
+  static constexpr int pieces = width / piece;      // of a vector
   static constexpr int slab_pieces = rows / piece;  // at a position
   static constexpr int slabs = strip / rows;
   static_assert(slabs * rows == strip);

@@ -21,9 +21,6 @@ namespace {
 // count twice: a percent of them is more.
 struct StripNumbers {
   static constexpr int most_warps = 16;  // of a block
-  // Of a multiprocessor: 64 registers each.
-  static constexpr int threads_of_multiprocessor = 1024;
-
   int width = 1;
   int strip = 0;         // channels: whole slabs and vectors
   int warp_columns = 1;  // vectors of a position that a warp has
@@ -31,6 +28,7 @@ struct StripNumbers {
   int vectors = 0;  // of a thread
   int blocks = 0;   // in a cluster; 0 where no strip fits one
   int at_once = 2;  // vectors of a thread that are written together
+  int threads_of_multiprocessor = 1024;
 
   explicit StripNumbers(const Problem& problem) {
     const TailShape shape(problem);
@@ -39,6 +37,10 @@ struct StripNumbers {
     for (const TailParts::Stage& stage : shape.parts.after) {
       if (argument_kind(stage.pointwise.op) == ArgumentKind::tensor) at_once = 4;
     }
+    // Registers: 64 of a thread, and more for each value that a channel has.
+    const int64_t channel_values =
+        count_channel_values(shape.parts.before) + count_channel_values(shape.parts.after);
+    if (width > 4) threads_of_multiprocessor -= static_cast<int>(256 * std::min<int64_t>(2, channel_values));
     const Gpu& gpu = gpu_of(problem.device);
     StripNumbers best = *this;
     double least = std::numeric_limits<double>::infinity();
@@ -129,6 +131,12 @@ struct StripNumbers {
   }
 
  private:
+  static int64_t count_channel_values(const std::vector<TailParts::Stage>& stages) {
+    return std::ranges::count_if(stages, [](const TailParts::Stage& stage) {
+      return stage.parameter >= 0 && argument_kind(stage.pointwise.op) != ArgumentKind::tensor;
+    });
+  }
+
   static constexpr int64_t most_vectors = 256;  // more of them fit no shared memory
 
   int set_warps() const { return strip / width / warp_columns; }

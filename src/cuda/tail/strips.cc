@@ -37,10 +37,11 @@ struct StripNumbers {
     for (const TailParts::Stage& stage : shape.parts.after) {
       if (argument_kind(stage.pointwise.op) == ArgumentKind::tensor) at_once = 4;
     }
-    // Registers: 64 of a thread, and more for each value that a channel has.
-    const int64_t channel_values =
-        count_channel_values(shape.parts.before) + count_channel_values(shape.parts.after);
-    if (width > 4) threads_of_multiprocessor -= static_cast<int>(256 * std::min<int64_t>(2, channel_values));
+    // Registers: 64 of a thread, and more for each value that a channel has and where each has sums of its
+    // own.
+    const int64_t others = count_channel_values(shape.parts.before) +
+                           count_channel_values(shape.parts.after) + (piece(shape) == 1 ? 1 : 0);
+    if (width > 4) threads_of_multiprocessor -= static_cast<int>(256 * std::min<int64_t>(2, others));
     const Gpu& gpu = gpu_of(problem.device);
     StripNumbers best = *this;
     double least = std::numeric_limits<double>::infinity();
@@ -78,8 +79,7 @@ struct StripNumbers {
   // The size of the kernel's `Shared`.
   int64_t shared_bytes(const Problem& problem, const TailShape& shape) const {
     const int64_t values = int64_t{vectors} * threads * width * byte_size(problem.input.dtype);
-    const int64_t piece = std::gcd(int64_t{width}, shape.group_channels());
-    const int64_t parts = threads / 32 / set_warps() * (strip / piece);
+    const int64_t parts = threads / 32 / set_warps() * (strip / piece(shape));
     const int64_t slabs = strip / shape.group_channels();
     const int64_t exchange = blocks > 1 ? slabs * blocks : 1;
     return values + (parts + exchange + slabs) * 16 + 16;
@@ -139,6 +139,8 @@ struct StripNumbers {
 
   static constexpr int64_t most_vectors = 256;  // more of them fit no shared memory
 
+  // Neighbouring channels of every vector that are in one slab.
+  int64_t piece(const TailShape& shape) const { return std::gcd(int64_t{width}, shape.group_channels()); }
   int set_warps() const { return strip / width / warp_columns; }
 
   // Tensors that stages before the norm read, of one element: they are read twice.

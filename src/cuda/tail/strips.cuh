@@ -126,9 +126,10 @@ struct TailStrips {
   __device__ __forceinline__ void copy_all(const Place& place) const {
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
-      const int end = (c + 1) * chunk < place.mine ? (c + 1) * chunk : place.mine;
-#pragma unroll 4
-      for (int i = c * chunk; i < end; ++i) copy(i, place.index_of(i));
+#pragma unroll 8
+      for (int i = c * chunk; i < (c + 1) * chunk && i < vectors; ++i) {
+        if (i < place.mine) copy(i, place.index_of(i));
+      }
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
   }
@@ -141,7 +142,7 @@ struct TailStrips {
   __device__ __forceinline__ void activate(const Place& place, int i, const BeforeValues& before,
                                            float (&h)[width]) const {
     typename Before::template Tensors<width> tensors;
-    tensors.load(p, place.index_of(i));
+    load_tensors<Aligned>(tensors, p, place.index_of(i));
     Packed<Input, width> x;
     x.load_shared(value(i));
     x.unpack(h);
@@ -318,15 +319,20 @@ struct TailStrips {
     }
   };
 
-  __device__ __forceinline__ void write(const Place& place, const BeforeValues& before,
-                                        const Row& row) const {
+  using AfterTensors = typename After::template Tensors<width>[at_once];
+  __device__ __forceinline__ void load_after(const Place& place, int first, AfterTensors& tensors) const {
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (first + i < place.mine) load_tensors<Aligned>(tensors[i], p, place.index_of(first + i));
+    }
+  }
+
+  // `tensors`: those of the first vectors, which are on their way since before the moments were known.
+  __device__ __forceinline__ void write(const Place& place, const BeforeValues& before, const Row& row,
+                                        AfterTensors& tensors) const {
 #pragma unroll 1
     for (int first = 0; first < place.mine; first += at_once) {
-      typename After::template Tensors<width> tensors[at_once];
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        if (first + i < place.mine) tensors[i].load(p, place.index_of(first + i));
-      }
+      if (first > 0) load_after(place, first, tensors);
 #pragma unroll
       for (int i = 0; i < at_once; ++i) {
         if (first + i >= place.mine) break;
@@ -361,6 +367,8 @@ struct TailStrips {
     row.fetch(p, place);
     Sums sums[pieces];
     take_chunks<0>(place, before, sums);
+    AfterTensors tensors;
+    load_after(place, 0, tensors);
     leave_parts(place, sums);
     reduce(place);
 #if __CUDA_ARCH__ >= 900
@@ -368,7 +376,7 @@ struct TailStrips {
     if constexpr (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     row.normalise(shared, place);
-    write(place, before, row);
+    write(place, before, row, tensors);
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) {
       __syncwarp();

@@ -28,6 +28,21 @@ __device__ __forceinline__ bool is_aligned(const Parameters& p, int bit) {
   return (aligned_bits_of(p, 0) >> bit) & 1;
 }
 
+// What a chain's tensors are loaded by where all vectors of the launch lie on 16 bytes. With a bit asked for
+// at run time the loads of both ways write the same registers, and each vector waits for the one before.
+struct AlignedOperands {
+  const void* const* parameter;
+  static constexpr uint64 aligned = ~uint64{0};
+};
+template <bool Aligned, class Tensors, class Parameters>
+__device__ __forceinline__ void load_tensors(Tensors& tensors, const Parameters& p, int64 index) {
+  if constexpr (Aligned) {
+    tensors.load(AlignedOperands{p.parameter}, index);
+  } else {
+    tensors.load(p, index);
+  }
+}
+
 // Loads and stores that other blocks of the same launch wrote or will read: past the first-level cache.
 __device__ __forceinline__ float load_shared_by_blocks(const float* address) { return __ldcg(address); }
 

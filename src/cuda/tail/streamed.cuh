@@ -70,7 +70,7 @@ struct TailStreamed {
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
         x[i].load(p.input, index + i * step, Aligned || is_aligned(p, aligned_input));
-        tensors[i].load(p, index + i * step);
+        load_tensors<Aligned>(tensors[i], p, index + i * step);
       }
       float h[Count][Width];
 #pragma unroll
@@ -227,8 +227,8 @@ struct TailStreamed {
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
         x[i].template load<true>(p.input, index + i * step, Aligned || is_aligned(p, aligned_input));
-        before[i].load(p, index + i * step);
-        after[i].load(p, index + i * step);
+        load_tensors<Aligned>(before[i], p, index + i * step);
+        load_tensors<Aligned>(after[i], p, index + i * step);
       }
 #pragma unroll
       for (int i = 0; i < Count; ++i) {

@@ -37,10 +37,11 @@ struct StripNumbers {
     for (const TailParts::Stage& stage : shape.parts.after) {
       if (argument_kind(stage.pointwise.op) == ArgumentKind::tensor) at_once = 4;
     }
-    // Registers: 64 of a thread, and more for each value that a channel has and where each has sums of its
-    // own.
+    // Registers: 64 of a thread, and more for each value that a channel has, for tensors before the norm, and
+    // where each channel has sums of its own.
     const int64_t others = count_channel_values(shape.parts.before) +
-                           count_channel_values(shape.parts.after) + (piece(shape) == 1 ? 1 : 0);
+                           count_channel_values(shape.parts.after) +
+                           (before_bytes(problem, shape) > 0 ? 1 : 0) + (piece(shape) == 1 ? 1 : 0);
     if (width > 4) threads_of_multiprocessor -= static_cast<int>(256 * std::min<int64_t>(2, others));
     const Gpu& gpu = gpu_of(problem.device);
     StripNumbers best = *this;

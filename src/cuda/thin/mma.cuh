@@ -197,20 +197,17 @@ struct ThinMma {
   // Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane.
   using Sums = float[classes_x][spans][4];
 
-  // The state of a warp; every piece has a copy.
+  // The state of a warp; every piece has a copy. Holds write its braces where they make their pieces: from a
+  // function that returns one, nvcc 13.0 made 60 to 100 instructions more of s60, and it took 2 to 4% longer.
   struct Warp {
     const Parameters& p;
     Shared& shared;
-    WarpShared& area;             // the warp's
     const int first_channel = 0;  // of the block
+    WarpShared& area = shared.warp[threadIdx.x / 32];
     const int lane = threadIdx.x % 32;
     const int quad = lane / 4;  // output channel of a product; the lane has the one 8 further too
     const int in_quad = lane % 4;
   };
-  static __device__ __forceinline__ Warp warp_of(const Parameters& p, unsigned char* bytes) {
-    auto& shared = *reinterpret_cast<Shared*>(bytes);
-    return {p, shared, shared.warp[threadIdx.x / 32]};
-  }
 };
 
 }  // namespace onepass

@@ -377,10 +377,8 @@ struct ThinMma<C, Tail, Numbers, P>::InCluster {
     for (int64 unit = units * cluster / clusters; unit < last;) {
       const int64 set = unit / p.batch;
       const int64 end = (set + 1) * p.batch < last ? (set + 1) * p.batch : last;
-      InCluster{
-          {p, shared.mma, shared.mma.warp[threadIdx.x / 32], static_cast<int>(set) * Cluster::unit_channels},
-          shared}
-          .run_samples(unit - set * p.batch, end - set * p.batch);
+      InCluster{{p, shared.mma, static_cast<int>(set) * Cluster::unit_channels}, shared}.run_samples(
+          unit - set * p.batch, end - set * p.batch);
       unit = end;
     }
   }

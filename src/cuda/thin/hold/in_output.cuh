@@ -43,7 +43,7 @@ struct ThinMma<C, Tail, Numbers, P>::InOutput {
   const Outputs outputs{warp};
 
   static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
-    InOutput{warp_of(p, bytes)}.run();
+    InOutput{{p, *reinterpret_cast<Shared*>(bytes)}}.run();
   }
 
   // Rows of the ring are padded where rows of the output are not whole sectors.

@@ -24,7 +24,7 @@ struct ThinMma<C, Tail, Numbers, P>::Recompute {
   const Outputs outputs{warp};
 
   static __device__ __forceinline__ void run(const Parameters& p, unsigned char* bytes) {
-    Recompute{warp_of(p, bytes)}.run();
+    Recompute{{p, *reinterpret_cast<Shared*>(bytes)}}.run();
   }
 
   // --- Pass 2: values through the norm and the after-chain ---

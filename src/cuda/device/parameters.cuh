@@ -6,9 +6,9 @@
 //   };
 //
 // In a kernel it is a plain struct of eight-byte members. On the host, which includes
-// cuda/runtime/parameters.h before, each member takes an address or a Number and knows its name. A struct
-// with ONEPASS_WORDS, one for each parameter of the block, is declared by ONEPASS_COUNTED_PARAMETERS: in a
-// kernel it is a template of their count.
+// cuda/runtime/parameters.h before, each member takes an address, a Number or a double and knows its name. A
+// struct with ONEPASS_WORDS, one for each parameter of the block, is declared by ONEPASS_COUNTED_PARAMETERS:
+// in a kernel it is a template of their count.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -3,6 +3,7 @@
 // Structs are declared by the macros of cuda/device/parameters.cuh, beside the kernel that reads them.
 #pragma once
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -71,6 +72,8 @@ class Word : public ParameterMember {
     clear();
     if constexpr (std::convertible_to<Value, const void*>) {
       add(static_cast<const void*>(value));
+    } else if constexpr (std::floating_point<Value>) {
+      add(Number(std::bit_cast<int64_t>(static_cast<double>(value))));  // a double in the kernel
     } else {
       add(Number(value));
     }

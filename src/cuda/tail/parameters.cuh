@@ -1,4 +1,4 @@
-// What the forward kernels of tails are given.
+// What the forward kernels of tails, and the kernel before them, are given.
 #pragma once
 
 #include "device/parameters.cuh"
@@ -17,6 +17,18 @@ ONEPASS_COUNTED_PARAMETERS(TailParameters) {
   ONEPASS_WORD(int64, batch);
   ONEPASS_WORD(int64, wave_units);
   ONEPASS_WORDS(const void*, parameter);
+};
+
+// Of tail/scale_and_shift.cuh: one value per channel each. A null weight is 1, a null bias 0.
+ONEPASS_PARAMETERS(ScaleAndShiftParameters) {
+  ONEPASS_WORD(const void*, mean);
+  ONEPASS_WORD(const void*, variance);
+  ONEPASS_WORD(const void*, weight);
+  ONEPASS_WORD(const void*, bias);
+  ONEPASS_WORD(float*, scale);
+  ONEPASS_WORD(float*, shift);
+  ONEPASS_WORD(int64, channels);
+  ONEPASS_WORD(double, eps);
 };
 
 }  // namespace onepass

@@ -3,8 +3,11 @@
 #include <string>
 
 #include "cuda/runtime/function.h"
+#include "cuda/runtime/parameters.h"
+#include "cuda/source.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
+#include "tail/parameters.cuh"
 
 namespace onepass::cuda {
 namespace {
@@ -13,33 +16,9 @@ constexpr uint32_t threads = 128;
 
 Source source_of(DType dtype) {
   if (dtype == DType::f64) throw Error("batch norm: f64 is not computed by the GPU kernels");
-  return {"onepass_scale_and_shift", R"(#include "device/types.cuh"
-namespace onepass {
-struct ScaleAndShiftParameters {
-  const void* mean;
-  const void* variance;
-  const void* weight;
-  const void* bias;
-  float* scale;
-  float* shift;
-  int64 channels;
-  double eps;
-};
-}  // namespace onepass
-extern "C" __global__ void onepass_scale_and_shift(
-    const __grid_constant__ onepass::ScaleAndShiftParameters p) {
-  using Element = onepass::)" + std::string(name(dtype)) +
-                                         R"(;
-  const onepass::int64 c = static_cast<onepass::int64>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (c >= p.channels) return;
-  const float variance = onepass::load_one<Element>(p.variance, c);
-  const float weight = p.weight ? onepass::load_one<Element>(p.weight, c) : 1.0f;
-  const float bias = p.bias ? onepass::load_one<Element>(p.bias, c) : 0.0f;
-  const float scale = weight / sqrtf(variance + static_cast<float>(p.eps));
-  p.scale[c] = scale;
-  p.shift[c] = bias - onepass::load_one<Element>(p.mean, c) * scale;
-}
-)"};
+  return agent_kernel("onepass_scale_and_shift", "#include \"tail/scale_and_shift.cuh\"\n",
+                      "ScaleAndShift<onepass::" + std::string(name(dtype)) + ">", std::to_string(threads),
+                      SharedAs::none);
 }
 
 }  // namespace
@@ -54,8 +33,16 @@ ScaleAndShift::ScaleAndShift(DType dtype, const Device& device)
 
 void ScaleAndShift::run(const Arguments& arguments, Stream stream) const {
   if (arguments.channels == 0) return;
-  loaded_->function.launch(&arguments, sizeof arguments, stream,
-                           (arguments.channels + threads - 1) / threads);
+  ScaleAndShiftParameters parameters;
+  parameters.mean = arguments.mean;
+  parameters.variance = arguments.variance;
+  parameters.weight = arguments.weight;
+  parameters.bias = arguments.bias;
+  parameters.scale = arguments.scale;
+  parameters.shift = arguments.shift;
+  parameters.channels = arguments.channels;
+  parameters.eps = arguments.eps;
+  parameters.launch(loaded_->function, stream, (arguments.channels + threads - 1) / threads);
 }
 
 }  // namespace onepass::cuda

@@ -197,8 +197,9 @@ struct ThinMma {
   // Sums of 16 channels of the classes (rz, ry, all of x): [class][8 cells], four a lane.
   using Sums = float[classes_x][spans][4];
 
-  // The state of a warp; every piece has a copy. Holds write its braces where they make their pieces: from a
-  // function that returns one, nvcc 13.0 made 60 to 100 instructions more of s60, and it took 2 to 4% longer.
+  // The state of a warp; every piece has a copy. A hold makes it in place. Where a function returned it, nvcc
+  // 13.0 turned the choice by `in_quad` in Products::columns_of into a switch and left it in the loops over
+  // items: 7 more of 110 to 190 instructions, s60 took 2 to 4% longer.
   struct Warp {
     const Parameters& p;
     Shared& shared;

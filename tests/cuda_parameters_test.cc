@@ -5,6 +5,7 @@
 // skipped.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <set>
 #include <span>
 #include <string>
@@ -16,6 +17,8 @@
 #include "cuda/runtime/device_code.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/recording.h"
+#include "onepass/cuda.h"
+#include "onepass/executor.h"
 #include "onepass/onepass.h"
 #include "plan/strategy.h"
 #include "support/lists.h"
@@ -141,6 +144,25 @@ TEST(Parameters, LieWhereTheKernelReadsThem) {
       checker);
   EXPECT_GT(checker.checked(), 0u);
   EXPECT_EQ(checker.without_names(), std::set<std::string>{});
+}
+
+// It is no row, and has a parameter that is no integer.
+TEST(Parameters, OfScaleAndShiftLieWhereTheKernelReadsThem) {
+  const cuda::ScaleAndShift kernel(DType::bf16, gpu);
+  const float values[3] = {};
+  float results[2] = {};
+  cuda::Recording recording;
+  kernel.run({&values[0], &values[1], &values[2], nullptr, &results[0], &results[1], 300, 1e-5}, Stream{});
+  recording.stop();
+  ASSERT_EQ(recording.steps().size(), 1u);
+  const cuda::Recording::Step& step = recording.steps()[0];
+  EXPECT_EQ(faults(recording.kernels().at(0).source, step.names), "");
+  ASSERT_EQ(step.words.size(), 8u);
+  EXPECT_EQ(step.names[3], "bias");
+  EXPECT_EQ(step.words[3].value(), 0);
+  EXPECT_EQ(step.names[7], "eps");
+  EXPECT_EQ(std::bit_cast<double>(step.words[7].value()), 1e-5);
+  EXPECT_EQ(step.blocks.value(), 3);
 }
 
 TEST(Parameters, InAnotherOrderAreFound) {

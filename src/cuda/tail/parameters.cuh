@@ -19,7 +19,7 @@ ONEPASS_COUNTED_PARAMETERS(TailParameters) {
   ONEPASS_WORDS(const void*, parameter);
 };
 
-// Of tail/scale_and_shift.cuh: one value per channel each. A null weight is 1, a null bias 0.
+// Of tail/scale_and_shift.cc: one value per channel each. A null weight is 1, a null bias 0.
 ONEPASS_PARAMETERS(ScaleAndShiftParameters) {
   ONEPASS_WORD(const void*, mean);
   ONEPASS_WORD(const void*, variance);

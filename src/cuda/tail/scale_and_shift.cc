@@ -4,7 +4,6 @@
 
 #include "cuda/runtime/function.h"
 #include "cuda/runtime/parameters.h"
-#include "cuda/source.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
 #include "tail/parameters.cuh"
@@ -16,9 +15,21 @@ constexpr uint32_t threads = 128;
 
 Source source_of(DType dtype) {
   if (dtype == DType::f64) throw Error("batch norm: f64 is not computed by the GPU kernels");
-  return agent_kernel("onepass_scale_and_shift", "#include \"tail/scale_and_shift.cuh\"\n",
-                      "ScaleAndShift<onepass::" + std::string(name(dtype)) + ">", std::to_string(threads),
-                      SharedAs::none);
+  return {"onepass_scale_and_shift", R"(#include "tail/parameters.cuh"
+extern "C" __global__ void onepass_scale_and_shift(
+    const __grid_constant__ onepass::ScaleAndShiftParameters p) {
+  using Element = onepass::)" + std::string(name(dtype)) +
+                                         R"(;
+  const onepass::int64 c = static_cast<onepass::int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (c >= p.channels) return;
+  const float variance = onepass::load_one<Element>(p.variance, c);
+  const float weight = p.weight ? onepass::load_one<Element>(p.weight, c) : 1.0f;
+  const float bias = p.bias ? onepass::load_one<Element>(p.bias, c) : 0.0f;
+  const float scale = weight / sqrtf(variance + static_cast<float>(p.eps));
+  p.scale[c] = scale;
+  p.shift[c] = bias - onepass::load_one<Element>(p.mean, c) * scale;
+}
+)"};
 }
 
 }  // namespace
@@ -32,8 +43,9 @@ ScaleAndShift::ScaleAndShift(DType dtype, const Device& device)
           Loaded{Function(source_of(dtype), device, {.blocks = 1, .threads = threads})})) {}
 
 void ScaleAndShift::run(const Arguments& arguments, Stream stream) const {
-  if (arguments.channels == 0) return;
   ScaleAndShiftParameters parameters;
+  const int64_t blocks = (arguments.channels + threads - 1) / threads;
+  if (blocks == 0) return;
   parameters.mean = arguments.mean;
   parameters.variance = arguments.variance;
   parameters.weight = arguments.weight;
@@ -42,7 +54,7 @@ void ScaleAndShift::run(const Arguments& arguments, Stream stream) const {
   parameters.shift = arguments.shift;
   parameters.channels = arguments.channels;
   parameters.eps = arguments.eps;
-  parameters.launch(loaded_->function, stream, (arguments.channels + threads - 1) / threads);
+  parameters.launch(loaded_->function, stream, blocks);
 }
 
 }  // namespace onepass::cuda

@@ -88,6 +88,32 @@ class Backend(GpuTest):
                     for some, other in zip(model.parameters(), twin.parameters(), strict=True):
                         torch.testing.assert_close(some.grad, other.grad, rtol=5e-2, atol=limit)
 
+    def test_times_are_measured_once(self) -> None:
+        """The second compilation, as one in another process, finds all times on disk."""
+        from unittest import mock
+
+        from onepass.compiling import measuring
+
+        timed: list[str] = []
+        measure = measuring._measure
+
+        def note(part: measuring.Part) -> None:
+            timed.append(part.by)
+            measure(part)
+            self.assertIsNotNone(measuring._remembered(part), f"{part} was not timed")
+
+        model, inputs = example(torch.bfloat16, "channels_last")
+        inputs = [inputs[0].repeat(16, 1, 8, 8), inputs[1].repeat(16, 1)]  # worth timing
+        counts = []
+        for _ in range(2):
+            torch._dynamo.reset()
+            measuring._known.clear()
+            with mock.patch.object(measuring, "_measure", note):
+                self.check(model, inputs, torch.compile(model, backend="onepass"), 3e-2)
+            counts.append(len(timed))
+        self.assertGreater(counts[0], 0)
+        self.assertEqual(counts[1], counts[0])
+
     def test_declined_chains_are_inductors(self) -> None:
         model, inputs = example(torch.bfloat16, "contiguous")
         run = torch.compile(model, backend="onepass", options={"onepass.keep": "none"})

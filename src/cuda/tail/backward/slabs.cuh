@@ -134,9 +134,9 @@ struct TailBackwardSlabs {
     held.x[r][i].unpack(x);
     read_given(held, r, i, row, given);
     typename Tail::Before::template Tensors<Width> before;
-    before.load(p, index);
+    load_tensors<Aligned>(before, p, index);
     typename Tail::After::template Tensors<Width> after;
-    after.load(p, index);
+    load_tensors<Aligned>(after, p, index);
     typename Tail::After::template TensorGradients<Width> gradients;
     float channel_gradients[Tail::After::channel_operands > 0 ? Tail::After::channel_operands : 1];
 #pragma unroll
@@ -169,9 +169,9 @@ struct TailBackwardSlabs {
     held.x[r][i].unpack(value);
     read_given(held, r, i, row, given);
     typename Tail::Before::template Tensors<Width> before;
-    before.load(p, index);
+    load_tensors<Aligned>(before, p, index);
     typename Tail::After::template Tensors<Width> after;
-    if constexpr (!holds) after.load(p, index);
+    if constexpr (!holds) load_tensors<Aligned>(after, p, index);
     typename Tail::Before::template TensorGradients<Width> gradients;
 #pragma unroll
     for (int k = 0; k < Width; ++k) {

@@ -106,8 +106,8 @@ struct TailBackward {
           dy[i].template load<second>(p.output_gradient, index + i * step,
                                       Aligned || is_aligned(p, aligned_output_gradient));
         }
-        before[i].load(p, index + i * step);
-        after[i].load(p, index + i * step);
+        load_tensors<Aligned>(before[i], p, index + i * step);
+        load_tensors<Aligned>(after[i], p, index + i * step);
       }
 #pragma unroll
       for (int i = 0; i < Count; ++i) {

@@ -219,9 +219,9 @@ double seconds(const Problem& problem, const PlanOptions&) {
   // Weights are read and packed before.
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
   // What tiles take of their count: those of s19 and s61, one after the other many times, 0.72 to 0.78; where
-  // there are a few rounds, or values are stored and loaded again, 0.93 to 1.1.
+  // there are a few rounds, values are stored and loaded again, or x is staged by loads, 0.93 to 1.1.
   const double rounds = numbers.rounds(cost.shape, cost.gpu);
-  const bool steady = numbers.held || numbers.parts == 2;
+  const bool steady = (numbers.held && numbers.copies) || numbers.parts == 2;
   const double taken = steady ? std::min(1.0, 0.72 + 0.9 / std::max(1.0, rounds)) : 1.0;
   return 2e-5 + 2 * packed / cost.gpu.bytes_per_second +
          std::max({cost.moving_seconds(problem), taken * rounds * numbers.clocks_of_tile / cost.clock(),

@@ -24,6 +24,7 @@ import os
 import pathlib
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -141,6 +142,9 @@ class Bench:
             for side, worker in zip(SIDES, pair, strict=True):
                 worker.judged(end - time.monotonic())
                 print(f"compiled {key} by {side}: {worker.said()}", flush=True)
+        # Whoever still compiles would disturb the times of the others.
+        for worker in [worker for pair in pairs.values() for worker in pair if not worker.found]:
+            worker.close()
 
     def _measure(self, key: str, pair: list[Worker]) -> bool:
         try:
@@ -188,6 +192,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
+            start_new_session=True,
         )
         return self._line()
 
@@ -213,7 +218,9 @@ class Worker:
             ]
             seconds = sum(way.get("first_call_seconds", 0) for way in self.found.values())
             return "; ".join([f"{seconds:.0f} s", *failed])
-        error = self.first.exception() if self.first.done() and not self.first.cancelled() else None
+        ended = self.process is not None and self.process.returncode == -signal.SIGKILL
+        answered = self.first.done() and not self.first.cancelled() and not ended
+        error = self.first.exception() if answered else None
         return f"failed: {error or 'the time was up'}"
 
     def times(self, seconds: float, limit: float) -> dict[str, list[float]]:
@@ -231,10 +238,11 @@ class Worker:
             timer.cancel()
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process and those that it has started."""
         self.first.cancel()
         if self.process is not None:
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self.errors.close()
 

@@ -223,12 +223,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     row = next(row for row in rows() if row.key == options.key)
-    torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     worker = Worker(row, options.side, options.device, options.small)
     print(json.dumps(worker.judge()), flush=True)
-    # Other processes are at work until here. What cuDNN chose by disturbed times is of this thread: in a new
-    # one it chooses again, for gradients too where they are computed in the thread that asks.
+    # Other processes are at work until here: cuDNN's times would be disturbed. It measures in a new thread,
+    # whose choices are its own, for gradients too where they are computed in the thread that asks.
+    torch.backends.cudnn.benchmark = True
     thread = threading.Thread(target=answer, args=(worker,))
     thread.start()
     thread.join()

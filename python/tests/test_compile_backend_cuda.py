@@ -102,8 +102,33 @@ def test_a_convolution_that_is_pytorchs_stays_in_the_graph() -> None:
         wanted = model(x)
     assert all(torch.float16 in decision.segment.types for decision in plan.decisions)
     assert all(decision.kept.after_convolution for decision in plan.decisions if decision.kept)
-    assert sum("conv2d" in call for call in calls) == 3 and plan.layout is None
+    assert sum("conv2d" in call for call in calls) == 3 and plan.layout in ("nchw", "nhwc")
     assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+
+
+@pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last])
+def test_chains_are_decided_for_the_layout_that_runs(
+    given: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast leaves tails alone to be kept: they have no say where their tensors come from."""
+    asked = set()
+    costs = policy.costs.costs
+
+    def asking(question: Any, layout: str, *others: Any) -> Any:
+        asked.add(layout)
+        return costs(question, layout, *others)
+
+    monkeypatch.setattr(policy.costs, "costs", asking)
+    with torch.device("cuda"):
+        model = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.ReLU())
+    x = torch.empty(16, 32, 128, 128, device="cuda").contiguous(memory_format=given)
+    with torch.no_grad(), _autocast():
+        plan, _, _ = planned(model, x, "all")
+    assert all(decision.kept and decision.kept.after_convolution for decision in plan.decisions)
+    if given == torch.channels_last:
+        assert asked == {"nhwc"} and plan.layout == "nhwc"
+    else:
+        assert asked == {"nchw", "nhwc"} and plan.layout is not None
 
 
 def test_both_sides_are_predicted() -> None:

@@ -49,10 +49,10 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The decisions for all chains of a compilation, and the layout of blocks with convolutions."""
+    """The decisions for all chains of a compilation, and the layout of its convolutions."""
 
     decisions: tuple[Decision, ...]
-    layout: str | None  # None where no block with a convolution is kept: Inductor chooses
+    layout: str | None  # None where no kept chain depends on it: Inductor chooses
 
 
 def plan(segments: Sequence[Segment], keep: str, numerics: str | None, measure: bool = False) -> Plan:
@@ -84,22 +84,36 @@ def parts_of(plan: Plan) -> list[Part]:
 
 
 def _plan(asked: Sequence[_Asked], keep: str, known: Mapping[Part, float], hope: float) -> Plan:
-    by_layout = {
-        layout: [_decide(each, layout, keep, known, hope) for each in asked] for layout in costs.LAYOUTS
-    }
+    layouts = _layouts([each.segment for each in asked])
+    by_layout = {layout: [_decide(each, layout, keep, known, hope) for each in asked] for layout in layouts}
     totals = {layout: _total(found, layout) for layout, found in by_layout.items()}
-    layout = min(totals, key=totals.__getitem__)
-    if len(totals) > 1 and len(set(totals.values())) == 1:
-        layout = _given_layout([each.segment for each in asked])
+    layout = min(totals, key=totals.__getitem__)  # the given one where both are as fast
     decisions = tuple(by_layout[layout])
-    has_conv = any(d.kept and describe(d.kept.block).conv for d in decisions)
-    return Plan(decisions, layout if has_conv else None)
+    return Plan(decisions, layout if any(_sets_layout(d.kept, d.segment) for d in decisions) else None)
 
 
-def _given_layout(segments: Sequence[Segment]) -> str:
-    """That of the tensors as the model is called."""
+def _layouts(segments: Sequence[Segment]) -> tuple[str, ...]:
+    """Those to choose from, that of the tensors as the model is called first.
+
+    On a GPU what Inductor computes of a model in channels last stays so: another layout would be copies
+    throughout.
+    """
     last = [layout_of(segment.input) == "nhwc" for segment in segments]
-    return "nhwc" if sum(last) * 2 > len(last) else "nchw"
+    if sum(last) * 2 <= len(last):
+        return costs.LAYOUTS
+    return ("nhwc",) if segments[0].input.device.type == "cuda" else costs.LAYOUTS[::-1]
+
+
+def _sets_layout(kept: Kept | None, segment: Segment) -> bool:
+    """Whether a kept chain was decided for the layout of a convolution: its own, or PyTorch's before it.
+
+    On a CPU PyTorch's have one rate, that of the layout which Inductor gives them.
+    """
+    if kept is None:
+        return False
+    return describe(kept.block).conv is not None or (
+        kept.after_convolution and segment.input.device.type == "cuda"
+    )
 
 
 def _total(decisions: Sequence[Decision], layout: str) -> float:

@@ -37,7 +37,7 @@ def _cells(key: str, row: dict[str, Any]) -> list[str]:
     chains = row["ways"][ours]["chains"]
     right = "" if row["right"] else " (wrong)"
     return [
-        key,
+        key + "*" * (not row["cudnn_benchmark"]),
         _eager(row),
         _time(row, theirs),
         _time(row, ours),
@@ -61,13 +61,12 @@ HEAD = [
 def section(models: dict[str, Any], table: Any) -> list[str]:
     """The best way of each side: either layout, with or without a CUDA graph."""
     rows = _measured(models)
-    best = _has_best_settings(rows)
-    how = "with cudnn.benchmark" if best else "with the algorithms that cuDNN names first, not the fastest"
+    others = "" if _has_best_settings(rows) else " (*: with what cuDNN names first, not the fastest)"
     return [
         "",
         '### Whole networks by `torch.compile(backend="onepass")`',
-        f"The fastest of both layouts, with and without CUDA graphs, {how}; {models['date']} "
-        "(`make bench-models`). Random weights, sizes as their users run them.",
+        f"The fastest of both layouts, with and without CUDA graphs, with cudnn.benchmark{others}; "
+        f"{models['date']} (`make bench-models`). Random weights, sizes as their users run them.",
         *table(HEAD, [_cells(key, row) for key, row in rows.items()])[:-1],
     ]
 

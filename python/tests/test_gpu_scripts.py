@@ -133,3 +133,24 @@ def test_a_wrong_gradient_of_a_tail_is_found_beside_kinks(scripts: dict[str, Any
     near = {"errors": {"onepass": 5e-6, "eager": 1e-7}}
     assert cases.is_right({**near, "at_kinks": 3}, case)
     assert not cases.is_right({**near, "at_kinks": 0}, case)
+
+
+def test_a_missed_target_counts_by_the_median_of_three(
+    scripts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, cases = scripts["gpu_bench"], scripts["gpu_bench_cases"]
+    limit = 1e-3 * bench.BLOCK_LIMITS["s60"]["fp16"]
+
+    def entry(case: Any, seconds: float) -> dict[str, Any]:
+        timings = {"onepass": {"median": seconds}, "eager": {"median": 1.0}}
+        found = {"seconds": timings, "taken_seconds": 0.0, "compile_seconds": {}, "plan": "", "passed": True}
+        return {**dataclasses.asdict(case), **found}
+
+    slow, quick = (cases.Case("block", name, "fp16", rivals=("eager",)) for name in ("s60", "s27"))
+    later = iter([0.9 * limit, 0.8 * limit])
+    monkeypatch.setattr(bench, "measured", lambda case: entry(case, next(later)))
+    entries = [entry(slow, 1.1 * limit), entry(quick, 0.0)]
+    bench.measure_misses_again(entries, time.monotonic() + 60)
+    assert entries[0]["seconds"]["onepass"]["median"] == 0.9 * limit
+    assert entries[0]["of_three_seconds"] == [0.8 * limit, 0.9 * limit, 1.1 * limit]
+    assert "of_three_seconds" not in entries[1]

@@ -202,6 +202,8 @@ class Worker:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return line
+        if self.process.wait() == -signal.SIGKILL:
+            raise WorkerError("the time was up")
         self.errors.seek(0)
         raise WorkerError(error_in(self.errors.read()))
 
@@ -218,9 +220,7 @@ class Worker:
             ]
             seconds = sum(way.get("first_call_seconds", 0) for way in self.found.values())
             return "; ".join([f"{seconds:.0f} s", *failed])
-        ended = self.process is not None and self.process.returncode == -signal.SIGKILL
-        answered = self.first.done() and not self.first.cancelled() and not ended
-        error = self.first.exception() if answered else None
+        error = self.first.exception() if self.first.done() and not self.first.cancelled() else None
         return f"failed: {error or 'the time was up'}"
 
     def times(self, seconds: float, limit: float) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "cpu/gathered_convolution.h"
+#include "cpu/group_convolution.h"
 
 namespace onepass::cpu {
 namespace {
@@ -80,6 +81,25 @@ double gathered_seconds(const Rates& rate, const GatheredConvolution& convolutio
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
   const double gather_ns = rate.move_ns * (1 + 4 / static_cast<double>(convolution.run_width()));
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9;
+}
+
+// Convolutions in groups of few channels.
+double grouped_seconds(const Rates& rate, const GroupConvolution& convolution) {
+  const GroupWindows& windows = convolution.windows();
+  const double products = 2 * convolution.padded_multiply_adds() / rate.pixel_tile_flops;
+  const double staging_ns = rate.move_ns * (windows.has_channels_last() ? 0.5 : 1.5);
+  return products + convolution.staged_elements() * staging_ns * 1e-9 +
+         static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
+}
+
+double convolution_seconds(const Rates& rate, const Convolver& convolution) {
+  if (const auto* gathered = dynamic_cast<const GatheredConvolution*>(&convolution)) {
+    return gathered_seconds(rate, *gathered);
+  }
+  if (const auto* grouped = dynamic_cast<const GroupConvolution*>(&convolution)) {
+    return grouped_seconds(rate, *grouped);
+  }
+  return tiled_seconds(rate, convolution);
 }
 
 }  // namespace
@@ -186,8 +206,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
       problem.block.norm() != nullptr || problem.block.has_mean() || is_planar(problem.input);
   if (kernel.convolution() == nullptr && per_channel) seconds += channels_of(problem) * channel_ns * 1e-9;
   if (const Convolver* convolution = kernel.convolution()) {
-    const auto* gathered = dynamic_cast<const GatheredConvolution*>(convolution);
-    seconds += gathered != nullptr ? gathered_seconds(rate, *gathered) : tiled_seconds(rate, *convolution);
+    seconds += convolution_seconds(rate, *convolution);
   }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   seconds = std::max(seconds, bytes / rate.bytes_per_second);

@@ -11,6 +11,7 @@
 #include "cpu/convolution_stage.h"
 #include "cpu/cost.h"
 #include "cpu/gathered_convolution.h"
+#include "cpu/group_convolution.h"
 #include "cpu/isa.h"
 #include "cpu/slab_backward.h"
 #include "cpu/slab_tail.h"
@@ -43,6 +44,11 @@ std::string convolution_refusal(const Problem& problem) {
 std::string gathered_refusal(const Problem& problem) {
   std::string reason = convolution_refusal(problem);
   return reason.empty() ? GatheredConvolution::refusal(problem) : reason;
+}
+
+std::string group_refusal(const Problem& problem) {
+  std::string reason = convolution_refusal(problem);
+  return reason.empty() ? GroupConvolution::refusal(problem) : reason;
 }
 
 std::string tail_refusal(const Problem& problem) {
@@ -124,6 +130,10 @@ extern const Strategy cpu_conv_pixel_lanes =
 // Lanes along the terms of a sum: convolutions of few output pixels with many weights.
 extern const Strategy cpu_conv_term_lanes =
     cpu::block_row<cpu::Lanes::terms>("conv_term_lanes", cpu::gathered_refusal);
+
+// Lanes along channels of several groups: depthwise convolutions and those of few channels in a group.
+extern const Strategy cpu_conv_group_lanes =
+    cpu::block_row<cpu::Lanes::groups>("conv_group_lanes", cpu::group_refusal);
 
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);

@@ -1,0 +1,237 @@
+// Convolutions in groups of few channels with lanes along channels, compiled once per SIMD target.
+//
+// A tile is a few neighbouring positions times one or two vectors of channels. Where neighbouring positions
+// meet neighbouring taps, a pixel is loaded once for all taps of a row. A sum has the same order of additions
+// in every tile.
+#include "cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/group_tile.cc"
+#include <hwy/foreach_target.h>
+//
+#include <algorithm>
+
+#include "cpu/dispatch.h"
+#include "cpu/isa.h"
+#include "cpu/vectors-inl.h"
+
+#if !ONEPASS_TARGET_IS_EMULATED
+HWY_BEFORE_NAMESPACE();
+namespace onepass::cpu {
+namespace HWY_NAMESPACE {
+constexpr int vector_floats = static_cast<int>(hn::MaxLanes(D()));
+// Sums of a tile, weights of a row of taps and a pixel fit 32 registers, or 16 on AVX2.
+#if HWY_TARGET == HWY_AVX2
+constexpr int group_positions = 4;
+#else
+constexpr int group_positions = 8;
+#endif
+constexpr int most_sliding_taps = 5;
+
+// --------------------------------------------------------------------------------------------- forward
+
+// One row of kTaps taps that lie side by side.
+template <int kTaps, int kPositions, int kVectors>
+HWY_INLINE void add_sliding(const GroupTileArguments& t, const float* x, const float* weights,
+                            V (&acc)[kPositions][kVectors]) {
+  const D d;
+  V w[kTaps][kVectors];
+  ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[k][v] =
+        hn::LoadU(d, weights + k * t.weight_stride + v * vector_floats);
+  }
+  ONEPASS_UNROLL for (int i = 0; i < kPositions + kTaps - 1; ++i) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const V pixel = hn::LoadU(d, x + i * t.x_stride + v * vector_floats);
+      ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
+        if (i - k < 0 || i - k >= kPositions) continue;
+        acc[i - k][v] = hn::MulAdd(pixel, w[k][v], acc[i - k][v]);
+      }
+    }
+  }
+}
+
+template <int kPositions, int kVectors>
+HWY_INLINE void add_taps(const GroupTileArguments& t, const float* x, const float* weights,
+                         V (&acc)[kPositions][kVectors]) {
+  const D d;
+  for (int64_t k = 0; k < t.taps; ++k, x += t.tap_stride, weights += t.weight_stride) {
+    V w[kVectors];
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = hn::LoadU(d, weights + v * vector_floats);
+    ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) {
+      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[p][v] =
+          hn::MulAdd(hn::LoadU(d, x + p * t.x_stride + v * vector_floats), w[v], acc[p][v]);
+    }
+  }
+}
+
+// kTaps 0: any number of taps, anywhere.
+template <int kTaps, int kVectors, int kPositions>
+HWY_NOINLINE void group_tile_at(const GroupTileArguments& t, int64_t position, int64_t channel) {
+  const D d;
+  float* const to = t.acc + position * t.acc_stride + channel;
+  int64_t row = 0;
+  do {
+    V acc[kPositions][kVectors];
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const V first = row == 0 ? hn::LoadU(d, t.bias + channel + v * vector_floats) : hn::Zero(d);
+      ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) acc[p][v] = first;
+    }
+    const int64_t end = std::min(t.row_count, row + t.rows_of_chain);
+    for (int64_t r = row; r < end; ++r) {
+      const float* x = t.rows[r].x + position * t.x_stride + channel;
+      const float* weights = t.rows[r].weights + channel;
+      if constexpr (kTaps > 0) {
+        add_sliding<kTaps, kPositions, kVectors>(t, x, weights, acc);
+      } else {
+        add_taps<kPositions, kVectors>(t, x, weights, acc);
+      }
+    }
+    ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) {
+      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+        float* at = to + p * t.acc_stride + v * vector_floats;
+        hn::StoreU(row == 0 ? acc[p][v] : hn::Add(hn::LoadU(d, at), acc[p][v]), d, at);
+      }
+    }
+    row = end;
+  } while (row < t.row_count);
+}
+
+template <int kTaps, int kVectors, int kPositions = group_positions>
+void group_tiles(const GroupTileArguments& t, int64_t positions, int64_t position, int64_t channel) {
+  if (positions == kPositions) return group_tile_at<kTaps, kVectors, kPositions>(t, position, channel);
+  if constexpr (kPositions > 1) {
+    group_tiles<kTaps, kVectors, kPositions - 1>(t, positions, position, channel);
+  }
+}
+
+// Positions are split evenly over tiles: 9 as 5 + 4.
+template <int kTaps>
+void group_tile_of(const GroupTileArguments& t) {
+  const int64_t tiles = (t.pixels + group_positions - 1) / group_positions;
+  const int64_t small = t.pixels / tiles;
+  const int64_t large_count = t.pixels % tiles;
+  int64_t c = 0;
+  const auto all_positions = [&](auto tile) {
+    int64_t position = 0;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t count = small + (i < large_count ? 1 : 0);
+      tile(t, count, position, c);
+      position += count;
+    }
+  };
+  for (; c + vector_floats < t.channels; c += 2 * vector_floats) all_positions(group_tiles<kTaps, 2>);
+  if (c < t.channels) all_positions(group_tiles<kTaps, 1>);
+}
+
+template <int kTaps = most_sliding_taps>
+void group_tile_sliding(const GroupTileArguments& t) {
+  if (t.taps == kTaps) return group_tile_of<kTaps>(t);
+  if constexpr (kTaps > 2) return group_tile_sliding<kTaps - 1>(t);
+  group_tile_of<0>(t);
+}
+
+void group_tile(const GroupTileArguments& t) {
+  if (t.pixels <= 0) return;
+  t.tap_stride == t.x_stride ? group_tile_sliding(t) : group_tile_of<0>(t);
+}
+
+// ------------------------------------------------------------------------------------ weight gradients
+
+template <int kTaps, int kVectors>
+HWY_NOINLINE void group_gradient_at(const GroupGradientArguments& t, int64_t tap, int64_t channel) {
+  const D d;
+  V acc[kTaps][kVectors];
+  ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[k][v] = hn::Zero(d);
+  }
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const float* coarse = t.coarse + r * t.coarse_row + channel;
+    const float* fine = t.fine + r * t.fine_row + tap * t.tap_stride + channel;
+    for (int64_t p = 0; p < t.pixels; ++p, coarse += t.coarse_stride, fine += t.fine_stride) {
+      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+        const V gradient = hn::LoadU(d, coarse + v * vector_floats);
+        ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) acc[k][v] =
+            hn::MulAdd(hn::LoadU(d, fine + k * t.tap_stride + v * vector_floats), gradient, acc[k][v]);
+      }
+    }
+  }
+  ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      float* to = t.sums + (tap + k) * t.sums_stride + channel + v * vector_floats;
+      hn::StoreU(hn::Add(hn::LoadU(d, to), acc[k][v]), d, to);
+    }
+  }
+}
+
+template <int kVectors, int kTaps = most_sliding_taps>
+void group_gradient_of(const GroupGradientArguments& t, int64_t taps, int64_t tap, int64_t channel) {
+  if (taps == kTaps) return group_gradient_at<kTaps, kVectors>(t, tap, channel);
+  if constexpr (kTaps > 1) group_gradient_of<kVectors, kTaps - 1>(t, taps, tap, channel);
+}
+
+// Taps are split evenly: 7 as 4 + 3.
+void group_gradient(const GroupGradientArguments& t) {
+  const int64_t parts = (t.taps + most_sliding_taps - 1) / most_sliding_taps;
+  const int64_t small = t.taps / parts;
+  int64_t tap = 0;
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t taps = small + (i < t.taps % parts ? 1 : 0);
+    int64_t c = 0;
+    for (; c + 3 * vector_floats < t.channels; c += 4 * vector_floats) group_gradient_of<4>(t, taps, tap, c);
+    for (; c < t.channels; c += vector_floats) group_gradient_of<1>(t, taps, tap, c);
+    tap += taps;
+  }
+}
+
+// ------------------------------------------------------------------------------------ staging
+
+// One vector of lanes from the one vector of channels that holds them all.
+void spread_vector(const SpreadArguments& t, const float* from, const int32_t* index, float* to) {
+  const D d;
+  const auto lanes = hn::SetTableIndices(d, index);
+  for (int64_t p = 0; p < t.pixels; ++p) {
+    for (int64_t i = 0; i < t.group_channels; ++i) {
+      const V all = hn::LoadU(d, from + p * t.from_stride + i);
+      hn::StoreU(hn::TableLookupLanes(all, lanes), d, to + p * t.to_stride + i * t.channel_stride);
+    }
+  }
+}
+
+void spread_lanes(const SpreadArguments& t, const float* from, const int32_t* index, int64_t count,
+                  float* to) {
+  for (int64_t p = 0; p < t.pixels; ++p) {
+    for (int64_t i = 0; i < t.group_channels; ++i) {
+      for (int64_t l = 0; l < count; ++l) {
+        to[p * t.to_stride + i * t.channel_stride + l] = from[p * t.from_stride + index[l] + i];
+      }
+    }
+  }
+}
+
+void spread(const SpreadArguments& t) {
+  for (int64_t lane = 0; lane < t.lanes; lane += vector_floats) {
+    const auto channel_of = [&](int64_t l) {
+      return (t.first_lane + std::min(l, t.lanes - 1)) / t.group_lanes * t.group_channels;
+    };
+    const int64_t first = channel_of(lane);
+    HWY_ALIGN int32_t index[vector_floats];
+    for (int l = 0; l < vector_floats; ++l) index[l] = static_cast<int32_t>(channel_of(lane + l) - first);
+    if (index[vector_floats - 1] < vector_floats) {
+      spread_vector(t, t.from + first, index, t.to + lane);
+    } else {
+      spread_lanes(t, t.from + first, index, std::min<int64_t>(vector_floats, t.lanes - lane), t.to + lane);
+    }
+  }
+}
+
+void fill_group_tile(Isa& isa) {
+  isa.group_tile = &group_tile;
+  isa.group_gradient = &group_gradient;
+  isa.spread = &spread;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace onepass::cpu
+HWY_AFTER_NAMESPACE();
+#endif

@@ -254,8 +254,9 @@ double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const C
   const Rates& rate = rates_of(isa);
   const auto gradient_bytes = static_cast<double>(problem.output_gradient.byte_span());
   double seconds = 0;
-  if (const auto& weight = kernel.weight()) {
-    seconds += 2 * weight->padded_multiply_adds() / rate.channel_tile_flops;
+  if (const WeightSums* weight = kernel.weight()) {
+    const bool groups = weight->lanes() == Lanes::groups;
+    seconds += 2 * weight->padded_multiply_adds() / (groups ? rate.pixel_tile_flops : rate.channel_tile_flops);
     seconds += weight->staged_elements() * rate.move_ns * 1e-9;
   }
   seconds = std::max(seconds, gradient_bytes / rate.bytes_per_second);

@@ -10,7 +10,7 @@
 namespace onepass::cpu {
 namespace {
 
-constexpr int64_t panel_floats = 8 * 1024;  // half of L1
+constexpr int64_t panel_floats = 4 * 1024;  // a quarter of L1, beside the rows that taps meet
 constexpr int64_t pack_channels = 64;       // of a task
 
 std::array<Axis, 3> axes_of(const Problem& problem) {

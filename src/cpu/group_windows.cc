@@ -8,10 +8,10 @@ namespace {
 
 // Rows that the taps of one row of outputs meet stay in L1: 48 KiB.
 constexpr int64_t rows_floats = 12 * 1024;
-constexpr int64_t least_channels = 32;
+constexpr int64_t least_channels = 16;
 constexpr int64_t most_channels = 256;
 // A window stays in L2.
-constexpr int64_t window_budget_floats = 32 * 1024;
+constexpr int64_t window_budget_floats = 64 * 1024;
 constexpr int64_t max_fine = 16;
 constexpr int64_t max_position_floats = int64_t{1} << 22;
 
@@ -61,10 +61,11 @@ void GroupWindows::choose_blocks() {
   const auto& [depth, height, width] = axes_;
   const int64_t budget = std::max<int64_t>(1, window_budget_floats / pixel_pitch_);  // pixels
   const int64_t corner = extent(depth, 1) * extent(height, 1);
-  int64_t columns = width.out;
+  int64_t columns = std::max<int64_t>(1, width.out);
   while (columns > 1 && corner * extent(width, columns) > budget) columns = ceil_div(columns, 2);
-  counts_ = {depth.out, height.out, ceil_div(width.out, columns)};
-  if (columns == width.out) {
+  counts_ = {std::max<int64_t>(1, depth.out), std::max<int64_t>(1, height.out),
+             std::max<int64_t>(1, ceil_div(width.out, columns))};
+  if (columns >= width.out) {
     double best = 0;
     for (int64_t planes = 1; planes <= depth.out; ++planes) {
       const int64_t along_rows = budget / (extent(depth, planes) * extent(width, columns));

@@ -80,12 +80,13 @@ std::string slab_backward_refusal(const BackwardProblem& problem) {
   return reason.empty() ? Slabs::refusal(problem.forward) : reason;
 }
 
+template <Lanes lanes>
 std::string conv_backward_refusal(const BackwardProblem& problem) {
   if (problem.forward.block.conv() == nullptr) return "the block has no convolution";
   if (problem.forward.block.stages().size() > 1) return "the block is more than a convolution";
   std::string reason = common_refusal(problem.forward);
   if (reason.empty()) reason = gradients_refusal(problem);
-  return reason.empty() ? ConvBackward::refusal(problem) : reason;
+  return reason.empty() ? ConvBackward::refusal(problem, lanes) : reason;
 }
 
 // A forward row. Its kernel is a BlockKernel with these lanes; without a convolution it has none.
@@ -102,17 +103,18 @@ constexpr Strategy block_row(std::string_view name, std::string (*refusal)(const
           }};
 }
 
-template <class RowKernel>
+// `lanes`: of a kernel that has a choice.
+template <class RowKernel, Lanes... lanes>
 constexpr BackwardStrategy gradient_row(std::string_view name,
                                         std::string (*refusal)(const BackwardProblem&)) {
   return {name, refusal,
           [](const BackwardProblem& problem, const PlanOptions& options) {
             const Isa& isa = find_isa(options.target);
-            return predicted_seconds(problem, isa, RowKernel(problem, isa));
+            return predicted_seconds(problem, isa, RowKernel(problem, isa, lanes...));
           },
           [](const BackwardProblem& problem,
              const PlanOptions& options) -> std::shared_ptr<const BackwardKernel> {
-            return std::make_shared<const RowKernel>(problem, find_isa(options.target));
+            return std::make_shared<const RowKernel>(problem, find_isa(options.target), lanes...);
           }};
 }
 
@@ -151,7 +153,13 @@ extern const Strategy cpu_tail_slabs = {
 
 // The gradients of a convolution alone.
 extern const BackwardStrategy cpu_conv_backward =
-    cpu::gradient_row<cpu::ConvBackward>("conv_backward", cpu::conv_backward_refusal);
+    cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::channels>(
+        "conv_backward", cpu::conv_backward_refusal<cpu::Lanes::channels>);
+
+// The same in groups of few channels.
+extern const BackwardStrategy cpu_conv_backward_groups =
+    cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::groups>(
+        "conv_backward_groups", cpu::conv_backward_refusal<cpu::Lanes::groups>);
 
 // The gradients of a tail where a panel holds whole slabs.
 extern const BackwardStrategy cpu_tail_backward_slabs =

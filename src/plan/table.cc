@@ -31,6 +31,7 @@ extern const Strategy cuda_gemm_mma;
 extern const Strategy cuda_direct;
 
 extern const BackwardStrategy cpu_conv_backward;
+extern const BackwardStrategy cpu_conv_backward_groups;
 extern const BackwardStrategy cpu_tail_backward_slabs;
 extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
@@ -77,6 +78,7 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
   };
   static constexpr std::array table{
       &cpu_conv_backward,
+      &cpu_conv_backward_groups,
       &cpu_tail_backward_slabs,
       &cpu_tail_backward,
       &reference_backward_strategy,

@@ -40,6 +40,7 @@ GroupConvolution::GroupConvolution(const Problem& problem, const Isa& isa, int64
       batch_(problem.input.sizes[0]),
       axes_(axes_of(problem)),
       windows_(axes_, TensorMap(problem.input), sizes_of(*problem.block.conv()), cut, isa) {
+  in_place_ = windows_.in_place();
   for (const Range& channels : windows_.segments()) segments_.push_back({0, channels});
   weight_pitch_ = round_up(windows_.lanes_of_all() + isa.lanes, 16);
   int64_t at = 0;
@@ -93,6 +94,7 @@ std::string GroupConvolution::describe() const {
   out << "lanes: channels of several groups (" << isa_.name << ", " << isa_.lanes << ")\n";
   out << "segments: " << segments_.size() << " of at most " << max_segment_channels() << " channels\n";
   out << "blocks: " << block_count() << " of at most " << windows_.max_block_pixels() << " pixels\n";
+  out << "input: " << (in_place_ ? "in place" : "windows are staged in f32") << '\n';
   out << "packed weights: " << packed_floats_ * 4 << " bytes\n";
   out << "per thread: window " << windows_.floats() * 4 << " bytes, sums " << sum_floats_ * 4 << " bytes\n";
   return out.str();
@@ -138,6 +140,38 @@ void GroupConvolution::pack(const void* weights, const float* bias, float* packe
   });
 }
 
+// One class of a row, from column `first` on. In place, outputs that miss a tap are computed one by one.
+void GroupConvolution::convolve_class(const Task& task, const std::vector<Tap>& taps, int64_t first,
+                                      GroupTileArguments& tile) const {
+  const Axis& widths = axes_[2];
+  const int64_t stride = widths.class_stride();
+  const int64_t count = ceil_div(task.columns.end - first, stride);
+  float* const acc = task.sums + (first - task.columns.begin) * task.sums_stride;
+  tile.taps = static_cast<int64_t>(taps.size());
+  if (!in_place_ || taps.empty()) {
+    tile.acc = acc;
+    tile.pixels = count;
+    isa_.group_tile(tile);
+    return;
+  }
+  const auto met = [&](int64_t j, const Tap& tap) { return (first / stride + j) * widths.step() + tap.offset; };
+  for (int64_t j = 0; j < count; j += tile.pixels) {
+    size_t begin = 0;
+    size_t end = taps.size();
+    while (begin < end && met(j, taps[begin]) < 0) ++begin;
+    while (end > begin && met(j, taps[end - 1]) >= widths.in) --end;
+    const bool whole = begin == 0 && end == taps.size();
+    const int64_t left = widths.in - 1 - met(j, taps.back());
+    tile.pixels = whole ? std::min(count - j, left / widths.step() + 1) : 1;
+    tile.taps = static_cast<int64_t>(end - begin);
+    tile.x_shift = j * tile.x_stride + static_cast<int64_t>(begin) * tile.tap_stride;
+    tile.weight_shift = static_cast<int64_t>(begin) * weight_pitch_;
+    tile.acc = acc + j * tile.acc_stride;
+    isa_.group_tile(tile);
+  }
+  tile.x_shift = tile.weight_shift = 0;
+}
+
 // One row of outputs: class by class along the width.
 void GroupConvolution::convolve_row(const Task& task, int64_t depth, int64_t height,
                                     std::vector<GroupTapRow>& rows) const {
@@ -149,7 +183,8 @@ void GroupConvolution::convolve_row(const Task& task, int64_t depth, int64_t hei
   const int64_t first_class =
       (depth % depths.class_stride() * heights.classes() + height % heights.class_stride()) * widths.classes();
   GroupTileArguments t;
-  t.x_stride = widths.step() * windows_.pixel_pitch();
+  const auto [plane_pitch, row_pitch, pixel_pitch] = task.view.pitches;
+  t.x_stride = widths.step() * pixel_pitch;
   t.weight_stride = weight_pitch_;
   t.bias = task.packed + bias_at_ + task.channels.begin;
   t.acc_stride = widths.class_stride() * task.sums_stride;
@@ -159,30 +194,28 @@ void GroupConvolution::convolve_row(const Task& task, int64_t depth, int64_t hei
     const int64_t first = first_of_class(task.columns.begin, c, widths.class_stride());
     if (first >= task.columns.end) continue;
     const std::vector<Tap>& taps = output_class.taps[2];
-    t.taps = static_cast<int64_t>(taps.size());
-    const int64_t column = taps.empty() ? 0 : position(widths, first, taps[0]) - task.met[2].begin;
-    t.tap_stride = taps.size() < 2 ? 0 : (taps[1].offset - taps[0].offset) * windows_.pixel_pitch();
+    const auto tap_count = static_cast<int64_t>(taps.size());
+    const int64_t column = taps.empty() ? 0 : position(widths, first, taps[0]) - task.view.first[2];
+    t.tap_stride = taps.size() < 2 ? 0 : (taps[1].offset - taps[0].offset) * pixel_pitch;
     const float* weights = task.packed + output_class.packed_at + task.channels.begin;
-    const int64_t row_weights = t.taps * weight_pitch_;
+    const int64_t row_weights = tap_count * weight_pitch_;
     rows.clear();
     for (const Tap& d : output_class.taps[0]) {
       const int64_t plane = position(depths, depth, d);
       for (const Tap& h : output_class.taps[1]) {
         const int64_t line = position(heights, height, h);
         const bool inside = plane >= 0 && plane < depths.in && line >= 0 && line < heights.in;
-        const float* x = task.window + (plane - task.met[0].begin) * windows_.plane_pitch() +
-                         (line - task.met[1].begin) * windows_.row_pitch() + column * windows_.pixel_pitch();
+        const float* x = task.view.data + (plane - task.view.first[0]) * plane_pitch +
+                         (line - task.view.first[1]) * row_pitch + column * pixel_pitch;
         for (int64_t i = 0; i < fine; ++i, weights += row_weights, x += windows_.channel_pitch()) {
-          if (inside && t.taps > 0) rows.push_back({x, weights});
+          if (inside && tap_count > 0) rows.push_back({x, weights});
         }
       }
     }
     t.rows = rows.data();
     t.row_count = static_cast<int64_t>(rows.size());
-    t.rows_of_chain = std::max<int64_t>(1, max_chain_terms / std::max<int64_t>(1, t.taps));
-    t.acc = task.sums + (first - task.columns.begin) * task.sums_stride;
-    t.pixels = ceil_div(task.columns.end - first, widths.class_stride());
-    isa_.group_tile(t);
+    t.rows_of_chain = std::max<int64_t>(1, max_chain_terms / std::max<int64_t>(1, tap_count));
+    convolve_class(task, taps, first, t);
   }
 }
 
@@ -192,13 +225,16 @@ void GroupConvolution::run(const Arguments& arguments, const float* packed, floa
   const GroupBlock block = windows_.block_at(of.block);
   Task task;
   task.packed = packed;
-  task.window = worker;
-  for (size_t i = 0; i < 3; ++i) task.met[i] = axes_[i].window(block[i]);
   task.columns = block[2];
   task.channels = segments_[of.segment].channels;
   task.sums_stride = padded_channels(task.channels.size());
   const int64_t sample = of.samples.begin;
-  windows_.stage(arguments.input, sample, task.channels, block, worker);
+  if (in_place_) {
+    task.view = windows_.in_place_view(arguments.input, sample, task.channels);
+  } else {
+    windows_.stage(arguments.input, sample, task.channels, block, worker);
+    task.view = windows_.staged_view(block, worker);
+  }
   float* sums = worker + windows_.floats();
   std::vector<GroupTapRow> rows;
   const int64_t width = block[2].size();

@@ -56,14 +56,15 @@ class GroupConvolution final : public Convolver {
   // What the rows of a panel share.
   struct Task {
     const float* packed = nullptr;
-    const float* window = nullptr;
-    std::array<Range, 3> met;  // the window's positions
+    GroupView view;
     Range columns;
     Range channels;
     float* sums = nullptr;
     int64_t sums_stride = 0;
   };
 
+  void convolve_class(const Task& task, const std::vector<Tap>& taps, int64_t first,
+                      GroupTileArguments& tile) const;
   void convolve_row(const Task& task, int64_t depth, int64_t height, std::vector<GroupTapRow>& rows) const;
 
   const Isa& isa_;
@@ -72,6 +73,7 @@ class GroupConvolution final : public Convolver {
   int64_t batch_ = 0;
   std::array<Axis, 3> axes_;
   GroupWindows windows_;
+  bool in_place_ = false;  // nothing is staged
   std::vector<Segment> segments_;
   std::vector<OutputClass> classes_;  // [depth][height][width]
   int64_t max_panel_pixels_ = 0;

@@ -89,11 +89,12 @@ HWY_NOINLINE void group_tiles_at(const GroupTileArguments& t, int64_t tiles, int
         const V first = row == 0 ? hn::LoadU(d, t.bias + channel + v * vector_floats) : hn::Zero(d);
         ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) acc[p][v] = first;
       }
-      const int64_t offset = position * t.x_stride + channel;
+      const int64_t x_offset = t.x_shift + position * t.x_stride + channel;
+      const int64_t weight_offset = t.weight_shift + channel;
       const int64_t end = std::min(t.row_count, row + t.rows_of_chain);
       for (int64_t r = row; r < end; ++r) {
-        const float* x = t.rows[r].x + offset;
-        const float* weights = t.rows[r].weights + channel;
+        const float* x = t.rows[r].x + x_offset;
+        const float* weights = t.rows[r].weights + weight_offset;
         if constexpr (kTaps > 0) {
           add_sliding<kTaps, kPositions, kVectors>(t, x, weights, acc);
         } else {
@@ -199,42 +200,54 @@ void group_gradient(const GroupGradientArguments& t) {
 
 // ------------------------------------------------------------------------------------ staging
 
-// One vector of lanes from the one vector of channels that holds them all.
-void spread_vector(const SpreadArguments& t, const float* from, const int32_t* index, float* to) {
-  const D d;
-  const auto lanes = hn::SetTableIndices(d, index);
-  for (int64_t p = 0; p < t.pixels; ++p) {
-    for (int64_t i = 0; i < t.group_channels; ++i) {
-      const V all = hn::LoadU(d, from + p * t.from_stride + i);
-      hn::StoreU(hn::TableLookupLanes(all, lanes), d, to + p * t.to_stride + i * t.channel_stride);
-    }
-  }
-}
+// Where the lanes of a vector find their channels. They may all be in one vector of channels.
+struct LaneSources {
+  int64_t first = 0;
+  bool together = false;
+  HWY_ALIGN int32_t index[vector_floats] = {};
+};
+constexpr int64_t spread_vectors = 16;
 
-void spread_lanes(const SpreadArguments& t, const float* from, const int32_t* index, int64_t count,
-                  float* to) {
+void spread_some(const SpreadArguments& t, const LaneSources* sources, int64_t lane, int64_t end) {
+  const D d;
   for (int64_t p = 0; p < t.pixels; ++p) {
-    for (int64_t i = 0; i < t.group_channels; ++i) {
-      for (int64_t l = 0; l < count; ++l) {
-        to[p * t.to_stride + i * t.channel_stride + l] = from[p * t.from_stride + index[l] + i];
+    const LaneSources* source = sources;
+    for (int64_t l = lane; l < end; l += vector_floats, ++source) {
+      const float* from = t.from + p * t.from_stride + source->first;
+      float* to = t.to + p * t.to_stride + l;
+      if (source->together) {
+        const auto indices = hn::SetTableIndices(d, source->index);
+        for (int64_t i = 0; i < t.group_channels; ++i) {
+          const V all = hn::LoadU(d, from + i);
+          hn::StoreU(hn::TableLookupLanes(all, indices), d, to + i * t.channel_stride);
+        }
+        continue;
+      }
+      const int64_t count = std::min<int64_t>(vector_floats, end - l);
+      for (int64_t i = 0; i < t.group_channels; ++i) {
+        for (int64_t k = 0; k < count; ++k) to[i * t.channel_stride + k] = from[source->index[k] + i];
       }
     }
   }
 }
 
 void spread(const SpreadArguments& t) {
-  for (int64_t lane = 0; lane < t.lanes; lane += vector_floats) {
-    const auto channel_of = [&](int64_t l) {
-      return (t.first_lane + std::min(l, t.lanes - 1)) / t.group_lanes * t.group_channels;
-    };
-    const int64_t first = channel_of(lane);
-    HWY_ALIGN int32_t index[vector_floats];
-    for (int l = 0; l < vector_floats; ++l) index[l] = static_cast<int32_t>(channel_of(lane + l) - first);
-    if (index[vector_floats - 1] < vector_floats) {
-      spread_vector(t, t.from + first, index, t.to + lane);
-    } else {
-      spread_lanes(t, t.from + first, index, std::min<int64_t>(vector_floats, t.lanes - lane), t.to + lane);
+  const auto channel_of = [&](int64_t l) {
+    return (t.first_lane + std::min(l, t.lanes - 1)) / t.group_lanes * t.group_channels;
+  };
+  LaneSources sources[spread_vectors];
+  for (int64_t lane = 0; lane < t.lanes; lane += spread_vectors * vector_floats) {
+    const int64_t end = std::min(t.lanes, lane + spread_vectors * vector_floats);
+    for (int64_t v = 0; lane + v * vector_floats < end; ++v) {
+      LaneSources& source = sources[v];
+      const int64_t l = lane + v * vector_floats;
+      source.first = channel_of(l);
+      source.together = channel_of(l + vector_floats - 1) - source.first < vector_floats;
+      for (int k = 0; k < vector_floats; ++k) {
+        source.index[k] = static_cast<int32_t>(channel_of(l + k) - source.first);
+      }
     }
+    spread_some(t, sources, lane, end);
   }
 }
 

@@ -13,6 +13,10 @@ constexpr int64_t most_channels = 256;
 // A window stays in L2.
 constexpr int64_t window_budget_floats = 64 * 1024;
 constexpr int64_t max_fine = 16;
+// Shorter rows have too many outputs that miss a tap, which are computed one by one.
+constexpr int64_t least_row_in_place = 24;
+// Pixels so far apart share a few sets of L1.
+constexpr int64_t conflict_floats = 256;
 constexpr int64_t max_position_floats = int64_t{1} << 22;
 
 int64_t extent(const Axis& axis, int64_t outputs) { return axis.window({0, outputs}).size(); }
@@ -115,6 +119,23 @@ double GroupWindows::staged_elements() const {
     pixels *= static_cast<double>(extent(axes_[i], ceil_div(axes_[i].out, counts_[i])) * counts_[i]);
   }
   return pixels;
+}
+
+// Vectors must not reach behind the last channel.
+bool GroupWindows::in_place() const {
+  return is_copy() && fine_.dtype == DType::f32 && has_channels_last() && lanes_of_all() % isa_.lanes == 0 &&
+         max_segment_ % isa_.lanes == 0 && axes_[2].out >= least_row_in_place &&
+         fine_.strides[2] % conflict_floats != 0;
+}
+
+GroupView GroupWindows::in_place_view(const void* fine, int64_t sample, const Range& segment) const {
+  return {static_cast<const float*>(fine) + sample * fine_.sample_stride + segment.begin, {}, fine_.strides};
+}
+
+GroupView GroupWindows::staged_view(const GroupBlock& block, const float* window) const {
+  GroupView view{window, {}, {plane_pitch_, row_pitch_, pixel_pitch_}};
+  for (size_t i = 0; i < 3; ++i) view.first[i] = axes_[i].window(block[i]).begin;
+  return view;
 }
 
 void GroupWindows::stage(const void* fine, int64_t sample, const Range& segment, const GroupBlock& block,

@@ -3,7 +3,8 @@
 // Each lane is a channel of the coarse side: of the output, or of what plays its role in a gradient. The fine
 // side, which taps move over, is staged as f32 pixels of [channel of a group][lane]. A lane so finds the
 // first channel of its own group, then the second. Where a group has one channel on both sides this is a copy.
-// Columns beside the fine side are zero. Rows and planes beside it are left out of sums.
+// Columns beside the fine side are zero. Rows and planes beside it are left out of sums. Windows that would be
+// plain copies may be left in place: then no tap may meet what is beside.
 #pragma once
 
 #include <array>
@@ -23,6 +24,13 @@ using GroupBlock = std::array<Range, 3>;
 struct GroupSizes {
   int64_t groups = 1;
   int64_t coarse = 1, fine = 1;  // channels of a group
+};
+
+// What a block's taps meet: position `first` is at `data`.
+struct GroupView {
+  const float* data = nullptr;
+  std::array<int64_t, 3> first{};
+  std::array<int64_t, 3> pitches{};  // floats between planes, rows and pixels
 };
 
 class GroupWindows {
@@ -57,6 +65,10 @@ class GroupWindows {
   bool is_copy() const { return sizes_.coarse == 1 && sizes_.fine == 1; }
   bool has_channels_last() const { return fine_.channel_stride == 1; }
 
+  // Whether the fine side may be read as it lies.
+  bool in_place() const;
+  GroupView in_place_view(const void* fine, int64_t sample, const Range& segment) const;
+  GroupView staged_view(const GroupBlock& block, const float* window) const;
   // Fills a window with what the block's taps meet.
   void stage(const void* fine, int64_t sample, const Range& segment, const GroupBlock& block,
              float* window) const;

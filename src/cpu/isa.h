@@ -228,6 +228,8 @@ struct GroupTileArguments {
   int64_t row_count = 0;
   int64_t rows_of_chain = 0;  // rows whose products one chain of additions takes
   int64_t taps = 0;
+  int64_t x_shift = 0;  // added to r.x and r.weights
+  int64_t weight_shift = 0;
   int64_t tap_stride = 0;
   int64_t x_stride = 0;
   int64_t weight_stride = 0;

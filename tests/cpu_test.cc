@@ -264,10 +264,10 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnGroupsOfFewChannels) {
   expect_agreement(blocks, "conv_group_lanes", 43);
 }
 
-TEST(CpuStrategies, TakeLanesOfGroupsWhereChannelsAreLast) {
+TEST(CpuStrategies, TakeLanesOfGroupsForManyOfThem) {
   const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
   EXPECT_EQ(chosen("conv2d(64,64,k=3,p=1,groups=64) | relu @ 2x64x56x56 nhwc"), "conv_group_lanes");
-  EXPECT_EQ(chosen("conv2d(64,64,k=3,p=1,groups=64) | relu @ 2x64x56x56"), "conv_pixel_lanes");
+  EXPECT_EQ(chosen("conv1d(3,3,k=3,p=1,groups=3) | relu @ 2x3x40000"), "conv_pixel_lanes");
 }
 
 TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {

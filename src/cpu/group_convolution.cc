@@ -62,12 +62,13 @@ GroupConvolution::GroupConvolution(const Problem& problem, const Isa& isa, int64
   }
   bias_at_ = at;
   packed_floats_ = at + weight_pitch_;
-  // A panel is whole rows of a block, one at least.
+  // A panel is one row of a block at least. Pixels of a panel have no gaps: more are rows of the output.
   const GroupBlock block = windows_.block_at(0);
   const int64_t width = block[2].size();
   const int64_t padded = padded_channels(max_segment_channels());
-  const int64_t rows = std::clamp<int64_t>(panel_floats / (padded * std::max<int64_t>(1, width)), 1,
-                                           std::max<int64_t>(1, block[1].size()));
+  const int64_t most_rows = width < axes_[2].out ? 1 : std::max<int64_t>(1, block[1].size());
+  const int64_t rows =
+      std::clamp<int64_t>(panel_floats / (padded * std::max<int64_t>(1, width)), 1, most_rows);
   max_panel_pixels_ = std::max<int64_t>(1, rows * width);
   sum_floats_ = round_up(max_panel_pixels_ * padded, 16);
 }
@@ -77,9 +78,13 @@ int64_t GroupConvolution::block_pixels(int64_t block) const {
   return at[0].size() * at[1].size() * at[2].size();
 }
 
+// A row of few outputs waits for its sums: two vectors of one output take as long as those of four.
 double GroupConvolution::padded_multiply_adds() const {
+  constexpr int64_t least_positions = 4;
+  const int64_t positions = std::max<int64_t>(1, axes_[2].out / axes_[2].classes());
   double products = static_cast<double>(batch_ * windows_.sizes().fine);
   for (const Axis& axis : axes_) products *= static_cast<double>(axis.products(true));
+  products *= static_cast<double>(std::max(positions, least_positions)) / static_cast<double>(positions);
   int64_t lanes = 0;
   for (const Segment& segment : segments_) lanes += padded_channels(segment.channels.size());
   return products * static_cast<double>(lanes);
@@ -238,7 +243,8 @@ void GroupConvolution::run(const Arguments& arguments, const float* packed, floa
   float* sums = worker + windows_.floats();
   std::vector<GroupTapRow> rows;
   const int64_t width = block[2].size();
-  const int64_t panel_rows = std::max<int64_t>(1, max_panel_pixels_ / std::max<int64_t>(1, width));
+  const int64_t panel_rows =
+      width < axes_[2].out ? 1 : std::max<int64_t>(1, max_panel_pixels_ / std::max<int64_t>(1, width));
   for (int64_t d = block[0].begin; d < block[0].end; ++d) {
     for (int64_t first = block[1].begin; first < block[1].end; first += panel_rows) {
       const int64_t end = std::min(block[1].end, first + panel_rows);

@@ -116,7 +116,8 @@ void GroupWeightGradient::run_task(const void* coarse, const void* fine, int64_t
     const GroupBlock block = windows_.block_at(unit % windows_.block_count());
     windows_.stage(fine, sample, channels, block, worker);
     const int64_t col_parts = std::max<int64_t>(1, ceil_div(block[2].size(), max_chain_terms));
-    const int64_t rows = std::max<int64_t>(1, max_chain_terms / std::max<int64_t>(1, block[2].size()));
+    const bool whole = block[2].size() == widths.out;
+    const int64_t rows = whole ? std::max<int64_t>(1, max_chain_terms / std::max<int64_t>(1, widths.out)) : 1;
     for (int64_t d = block[0].begin; d < block[0].end; ++d) {
       for (int64_t h = block[1].begin; h < block[1].end; h += rows) {
         for (int64_t i = 0; i < col_parts; ++i) {

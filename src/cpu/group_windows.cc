@@ -6,17 +6,19 @@
 namespace onepass::cpu {
 namespace {
 
-// Rows that the taps of one row of outputs meet stay in L1: 48 KiB.
-constexpr int64_t rows_floats = 12 * 1024;
+// Rows that the taps of one row of outputs meet stay in L1: 32 KiB, beside a panel of sums.
+constexpr int64_t rows_floats = 8 * 1024;
 constexpr int64_t least_channels = 16;
 constexpr int64_t most_channels = 256;
 // A window stays in L2.
 constexpr int64_t window_budget_floats = 64 * 1024;
 constexpr int64_t max_fine = 16;
-// Shorter rows have too many outputs that miss a tap, which are computed one by one.
-constexpr int64_t least_row_in_place = 24;
+// Outputs that miss a tap are computed one by one in place: rows have so many outputs for each.
+constexpr int64_t outputs_per_edge = 12;
 // Pixels so far apart share a few sets of L1.
-constexpr int64_t conflict_floats = 256;
+constexpr int64_t conflict_floats = 1024;
+constexpr int64_t most_channels_in_place = 256;
+constexpr int64_t least_columns_in_place = 16;
 constexpr int64_t max_position_floats = int64_t{1} << 22;
 
 int64_t extent(const Axis& axis, int64_t outputs) { return axis.window({0, outputs}).size(); }
@@ -34,16 +36,28 @@ std::string GroupWindows::refusal(const std::array<Axis, 3>& axes, GroupSizes si
 GroupWindows::GroupWindows(const std::array<Axis, 3>& axes, const TensorMap& fine, GroupSizes sizes,
                            int64_t cut, const Isa& isa)
     : isa_(isa), axes_(axes), fine_(fine), sizes_(sizes) {
+  choose_place(cut);
   choose_segments(cut);
   choose_blocks();
 }
 
-// Whole samples of few pixels take more channels: rows of a panel then are longer.
+// Vectors must not reach behind the last channel.
+void GroupWindows::choose_place(int64_t cut) {
+  const Axis& width = axes_[2];
+  const Range met = width.window({0, width.out});
+  const int64_t edges = std::max<int64_t>(0, -met.begin) + std::max<int64_t>(0, met.end - width.in);
+  in_place_ = is_copy() && fine_.dtype == DType::f32 && has_channels_last() && cut % isa_.lanes == 0 &&
+              width.out >= edges * outputs_per_edge && fine_.strides[2] % conflict_floats != 0;
+}
+
+// In place a task takes all channels and few columns, so that memory is read and written in long runs. Windows
+// take few channels and whole rows, so that columns beside a block are not staged twice.
 void GroupWindows::choose_segments(int64_t cut) {
   const auto& [depth, height, width] = axes_;
   const int64_t rows = depth.kernel * height.kernel * extent(width, width.out) * sizes_.fine;
-  const int64_t limit = std::clamp(rows_floats / rows / least_channels * least_channels, least_channels,
-                                   most_channels);
+  const int64_t limit = in_place_ ? most_channels_in_place
+                                  : std::clamp(rows_floats / rows / least_channels * least_channels,
+                                               least_channels, most_channels);
   const int64_t parts = ceil_div(cut, limit);
   for (int64_t first = 0; first < lanes_of_all(); first += cut) {
     for (int64_t i = 0; i < parts; ++i) {
@@ -67,21 +81,24 @@ void GroupWindows::choose_blocks() {
   const int64_t corner = extent(depth, 1) * extent(height, 1);
   int64_t columns = std::max<int64_t>(1, width.out);
   while (columns > 1 && corner * extent(width, columns) > budget) columns = ceil_div(columns, 2);
-  counts_ = {std::max<int64_t>(1, depth.out), std::max<int64_t>(1, height.out),
-             std::max<int64_t>(1, ceil_div(width.out, columns))};
-  if (columns >= width.out) {
-    double best = 0;
-    for (int64_t planes = 1; planes <= depth.out; ++planes) {
-      const int64_t along_rows = budget / (extent(depth, planes) * extent(width, columns));
-      int64_t lines = 0;
-      while (lines < height.out && extent(height, lines + 1) <= along_rows) ++lines;
-      if (lines == 0) break;
-      const double staged = static_cast<double>(extent(depth, planes) * extent(height, lines)) /
-                            static_cast<double>(planes * lines);
-      if (planes > 1 && staged >= best) continue;
-      best = staged;
-      counts_ = {ceil_div(depth.out, planes), ceil_div(height.out, lines), 1};
-    }
+  if (in_place_) {
+    const int64_t pixels = rows_floats / (depth.kernel * height.kernel * pixel_pitch_);
+    const int64_t most = std::max(least_columns_in_place, pixels / width.step());
+    columns = ceil_div(columns, ceil_div(columns, most));
+  }
+  const int64_t column_parts = std::max<int64_t>(1, ceil_div(width.out, columns));
+  counts_ = {std::max<int64_t>(1, depth.out), std::max<int64_t>(1, height.out), column_parts};
+  double best = 0;
+  for (int64_t planes = 1; planes <= depth.out; ++planes) {
+    const int64_t along_rows = budget / (extent(depth, planes) * extent(width, columns));
+    int64_t lines = 0;
+    while (lines < height.out && extent(height, lines + 1) <= along_rows) ++lines;
+    if (lines == 0) break;
+    const double staged = static_cast<double>(extent(depth, planes) * extent(height, lines)) /
+                          static_cast<double>(planes * lines);
+    if (planes > 1 && staged >= best) continue;
+    best = staged;
+    counts_ = {ceil_div(depth.out, planes), ceil_div(height.out, lines), column_parts};
   }
   std::array<int64_t, 3> most{};
   for (size_t i = 0; i < 3; ++i) {
@@ -119,13 +136,6 @@ double GroupWindows::staged_elements() const {
     pixels *= static_cast<double>(extent(axes_[i], ceil_div(axes_[i].out, counts_[i])) * counts_[i]);
   }
   return pixels;
-}
-
-// Vectors must not reach behind the last channel.
-bool GroupWindows::in_place() const {
-  return is_copy() && fine_.dtype == DType::f32 && has_channels_last() && lanes_of_all() % isa_.lanes == 0 &&
-         max_segment_ % isa_.lanes == 0 && axes_[2].out >= least_row_in_place &&
-         fine_.strides[2] % conflict_floats != 0;
 }
 
 GroupView GroupWindows::in_place_view(const void* fine, int64_t sample, const Range& segment) const {

@@ -66,7 +66,7 @@ class GroupWindows {
   bool has_channels_last() const { return fine_.channel_stride == 1; }
 
   // Whether the fine side may be read as it lies.
-  bool in_place() const;
+  bool in_place() const { return in_place_; }
   GroupView in_place_view(const void* fine, int64_t sample, const Range& segment) const;
   GroupView staged_view(const GroupBlock& block, const float* window) const;
   // Fills a window with what the block's taps meet.
@@ -74,6 +74,7 @@ class GroupWindows {
              float* window) const;
 
  private:
+  void choose_place(int64_t cut);
   void choose_segments(int64_t cut);
   void choose_blocks();
 
@@ -81,6 +82,7 @@ class GroupWindows {
   std::array<Axis, 3> axes_;
   TensorMap fine_;
   GroupSizes sizes_;
+  bool in_place_ = false;
   std::vector<Range> segments_;
   int64_t max_segment_ = 0;
   std::array<int64_t, 3> counts_{1, 1, 1};  // of blocks along an axis

@@ -457,7 +457,8 @@ TEST(BackwardPlan, RefusesWhatDoesNotFit) {
       [&] {
         plan_backward(good, {"tail", ""});
       },
-      "must be one of conv_backward, conv_backward_groups, tail_backward_slabs, tail_backward, reference_backward");
+      "must be one of conv_backward, conv_backward_groups, tail_backward_slabs, tail_backward, "
+      "reference_backward");
   expect_error(
       [&] {
         plan_backward(tail("conv2d(3,4) @ 1x3x9x9"), {"tail_backward", ""});

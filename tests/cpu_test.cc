@@ -193,7 +193,8 @@ TEST(CpuStrategies, CutHardswishOffWhereverTheNormPutsIt) {
   }
 }
 
-// Every row agrees with the reference and gives the same bits on any number of threads; this one is among them.
+// Every row agrees with the reference and gives the same bits on any number of threads; this one is among
+// them.
 void expect_agreement(std::span<const char* const> blocks, std::string_view strategy, uint64_t seed) {
   for (const char* const text : blocks) {
     std::vector<std::vector<double>> first;  // of each plan, on one thread
@@ -235,8 +236,8 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnFewPixels) {
   expect_agreement(blocks, "conv_term_lanes", 31);
 }
 
-// Segments that begin inside a group, vectors of one and of several groups, classes of transposed ones, blocks
-// of columns, chains of more than 256 terms.
+// Segments that begin inside a group, vectors of one and of several groups, classes of transposed ones,
+// blocks of columns, chains of more than 256 terms.
 TEST(CpuStrategies, AgreeWithTheReferenceOnGroupsOfFewChannels) {
   const char* const blocks[] = {
       "conv2d(37,37,k=3,p=1,groups=37) | swish | group_norm(1) | relu @ 3x37x9x11 nhwc",

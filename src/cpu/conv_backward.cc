@@ -124,7 +124,8 @@ std::string ConvBackward::refusal(const BackwardProblem& problem, Lanes lanes) {
   std::string reason = problem.wants_input() ? adjoint_refusal(conv) : "";
   if (!reason.empty()) return "no convolution gives the input's gradient: " + reason;
   if (lanes == Lanes::groups) {
-    return problem.wants_parameter(0) ? GroupWeightGradient::refusal(problem) : "no weight gradient is wanted";
+    return problem.wants_parameter(0) ? GroupWeightGradient::refusal(problem)
+                                      : "no weight gradient is wanted";
   }
   return problem.wants_parameter(0) ? WeightGradient::refusal(problem) : "";
 }

@@ -45,8 +45,8 @@ const Rates& rates_of(const Isa& isa) {
   return rates[0];
 }
 
-// Of a row of an interleaved panel in each step: a vector that channels do not fill goes through memory, and one
-// or two vectors wait for their results.
+// Of a row of an interleaved panel in each step: a vector that channels do not fill goes through memory, and
+// one or two vectors wait for their results.
 constexpr double partial_vector_ns = 12;
 constexpr double narrow_row_ns = 3;
 constexpr double hand_out_seconds = 2e-6;  // one pass of one wave, on any number of threads
@@ -87,8 +87,8 @@ double gathered_seconds(const Rates& rate, const GatheredConvolution& convolutio
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9;
 }
 
-// Convolutions in groups of few channels. Spreading channels over lanes, and turning contiguous ones, takes as
-// long as two to three copies.
+// Convolutions in groups of few channels. Spreading channels over lanes, and turning contiguous ones, takes
+// as long as two to three copies.
 double grouped_seconds(const Rates& rate, const GroupConvolution& convolution) {
   const GroupWindows& windows = convolution.windows();
   const double products = 2 * convolution.padded_multiply_adds() / (rate.pixel_tile_flops * 0.7);
@@ -284,7 +284,8 @@ double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const C
   double seconds = 0;
   if (const WeightSums* weight = kernel.weight()) {
     const bool groups = weight->lanes() == Lanes::groups;
-    seconds += 2 * weight->padded_multiply_adds() / (groups ? rate.pixel_tile_flops : rate.channel_tile_flops);
+    seconds +=
+        2 * weight->padded_multiply_adds() / (groups ? rate.pixel_tile_flops : rate.channel_tile_flops);
     seconds += weight->staged_elements() * rate.move_ns * 1e-9;
   }
   seconds = std::max(seconds, gradient_bytes / rate.bytes_per_second);

@@ -118,9 +118,8 @@ void GroupConvolution::pack(const void* weights, const float* bias, float* packe
         for (const Tap& h : output_class.taps[1]) {
           const int64_t row = (d.k * axes_[1].kernel + h.k) * axes_[2].kernel;
           for (int64_t i = 0; i < fine; ++i) {
-            const int64_t first = transposed_
-                                      ? (lane / coarse * fine + i) * coarse + lane % coarse
-                                      : lane * fine + i;
+            const int64_t first =
+                transposed_ ? (lane / coarse * fine + i) * coarse + lane % coarse : lane * fine + i;
             for (const Tap& w : output_class.taps[2]) {
               *to = value(first * taps + row + w.k);
               to += weight_pitch_;
@@ -159,7 +158,9 @@ void GroupConvolution::convolve_class(const Task& task, const std::vector<Tap>& 
     isa_.group_tile(tile);
     return;
   }
-  const auto met = [&](int64_t j, const Tap& tap) { return (first / stride + j) * widths.step() + tap.offset; };
+  const auto met = [&](int64_t j, const Tap& tap) {
+    return (first / stride + j) * widths.step() + tap.offset;
+  };
   for (int64_t j = 0; j < count; j += tile.pixels) {
     size_t begin = 0;
     size_t end = taps.size();
@@ -186,7 +187,8 @@ void GroupConvolution::convolve_row(const Task& task, int64_t depth, int64_t hei
     return output / axis.class_stride() * axis.step() + tap.offset;
   };
   const int64_t first_class =
-      (depth % depths.class_stride() * heights.classes() + height % heights.class_stride()) * widths.classes();
+      (depth % depths.class_stride() * heights.classes() + height % heights.class_stride()) *
+      widths.classes();
   GroupTileArguments t;
   const auto [plane_pitch, row_pitch, pixel_pitch] = task.view.pitches;
   t.x_stride = widths.step() * pixel_pitch;

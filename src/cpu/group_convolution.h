@@ -1,4 +1,5 @@
-// A convolution in groups of few channels on the CPU, with lanes along channels: the input lies channels last.
+// A convolution in groups of few channels on the CPU, with lanes along channels: the input lies channels
+// last.
 //
 // A task stages the window of a block of pixels for a segment of channels (GroupWindows) and multiplies taps
 // with vectors of weights, [tap][channel]. Panels of sums are handed on while in cache.

@@ -11,6 +11,7 @@
 //
 #include <algorithm>
 
+#include "cpu/axis.h"
 #include "cpu/dispatch.h"
 #include "cpu/isa.h"
 #include "cpu/vectors-inl.h"
@@ -117,7 +118,8 @@ HWY_NOINLINE void group_tiles_at(const GroupTileArguments& t, int64_t tiles, int
 template <int kTaps, int kVectors, int kPositions = group_positions>
 void group_tiles(const GroupTileArguments& t, int64_t positions, int64_t tiles, int64_t position,
                  int64_t channel) {
-  if (positions == kPositions) return group_tiles_at<kTaps, kVectors, kPositions>(t, tiles, position, channel);
+  if (positions == kPositions)
+    return group_tiles_at<kTaps, kVectors, kPositions>(t, tiles, position, channel);
   if constexpr (kPositions > 1) {
     group_tiles<kTaps, kVectors, kPositions - 1>(t, positions, tiles, position, channel);
   }
@@ -126,7 +128,7 @@ void group_tiles(const GroupTileArguments& t, int64_t positions, int64_t tiles, 
 // Positions are split evenly over tiles: 9 as 5 + 4.
 template <int kTaps>
 void group_tile_of(const GroupTileArguments& t) {
-  const int64_t tiles = (t.pixels + group_positions - 1) / group_positions;
+  const int64_t tiles = ceil_div(t.pixels, group_positions);
   const int64_t small = t.pixels / tiles;
   const int64_t large = t.pixels % tiles;  // tiles of one position more
   int64_t c = 0;
@@ -186,15 +188,14 @@ void group_gradient_of(const GroupGradientArguments& t, int64_t taps, int64_t ta
 
 // Taps are split evenly: 7 as 4 + 3.
 void group_gradient(const GroupGradientArguments& t) {
-  const int64_t parts = (t.taps + most_sliding_taps - 1) / most_sliding_taps;
-  const int64_t small = t.taps / parts;
-  int64_t tap = 0;
+  const int64_t parts = ceil_div(t.taps, most_sliding_taps);
   for (int64_t i = 0; i < parts; ++i) {
-    const int64_t taps = small + (i < t.taps % parts ? 1 : 0);
+    const Range taps = even_part(t.taps, parts, i);
     int64_t c = 0;
-    for (; c + 3 * vector_floats < t.channels; c += 4 * vector_floats) group_gradient_of<4>(t, taps, tap, c);
-    for (; c < t.channels; c += vector_floats) group_gradient_of<1>(t, taps, tap, c);
-    tap += taps;
+    for (; c + 3 * vector_floats < t.channels; c += 4 * vector_floats) {
+      group_gradient_of<4>(t, taps.size(), taps.begin, c);
+    }
+    for (; c < t.channels; c += vector_floats) group_gradient_of<1>(t, taps.size(), taps.begin, c);
   }
 }
 

@@ -64,9 +64,10 @@ void GroupWeightGradient::choose_parts() {
   const auto segments = static_cast<int64_t>(windows_.segments().size());
   const int64_t chains = batch_ * ceil_div(coarse_.pixels(), max_chain_terms);
   const int64_t wanted = std::max(ceil_div(wanted_tasks, segments), ceil_div(chains, chains_of_part));
-  const auto worthwhile = static_cast<int64_t>(padded_multiply_adds() / static_cast<double>(segments) /
-                                               least_task_multiply_adds);
-  const int64_t most = std::min({unit_count(), worthwhile, most_partial_floats / (segments * partial_floats_)});
+  const auto worthwhile =
+      static_cast<int64_t>(padded_multiply_adds() / static_cast<double>(segments) / least_task_multiply_adds);
+  const int64_t most =
+      std::min({unit_count(), worthwhile, most_partial_floats / (segments * partial_floats_)});
   parts_ = std::max<int64_t>(1, std::min(wanted, most));
 }
 

@@ -1,9 +1,11 @@
-// The gradient of the weights of a convolution in groups of few channels on the CPU, with lanes along channels.
+// The gradient of the weights of a convolution in groups of few channels on the CPU, with lanes along
+// channels.
 //
 //   dw[c,f,k] = sum over samples n and positions q of coarse[n,c,q] fine[n,f,q stride - padding + k dilation]
 // Coarse is the output's gradient and fine the input; of a transposed convolution it is the other way round.
-// A task takes a segment of coarse channels over a part of the windows (GroupWindows). A chain of additions has
-// at most 256 positions. Parts are summed in double and in order; their number depends on the problem alone.
+// A task takes a segment of coarse channels over a part of the windows (GroupWindows). A chain of additions
+// has at most 256 positions. Parts are summed in double and in order; their number depends on the problem
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +26,11 @@ class GroupWeightGradient final : public WeightSums {
   static std::string refusal(const BackwardProblem& problem);
 
   Lanes lanes() const override { return Lanes::groups; }
-  int64_t workspace_floats() const override { return workspace_floats_; }
-  double padded_multiply_adds() const override;
-  double staged_elements() const override;
-  std::string describe() const override;
-
   void run(const void* coarse, const void* fine, void* gradient, float* workspace,
            Executor& executor) const override;
+  std::string describe() const override;
+  double staged_elements() const override;
+  double padded_multiply_adds() const override;
 
  private:
   void choose_parts();
@@ -58,7 +58,7 @@ class GroupWeightGradient final : public WeightSums {
   int64_t taps_ = 1;
   int64_t parts_ = 1;
   int64_t partial_floats_ = 0;
-  int64_t workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;
+  int64_t workers_at_ = 0, worker_floats_ = 0;
 };
 
 }  // namespace onepass::cpu

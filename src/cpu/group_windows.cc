@@ -50,8 +50,8 @@ void GroupWindows::choose_place(int64_t cut) {
               width.out >= edges * outputs_per_edge && fine_.strides[2] % conflict_floats != 0;
 }
 
-// In place a task takes all channels and few columns, so that memory is read and written in long runs. Windows
-// take few channels and whole rows, so that columns beside a block are not staged twice.
+// In place a task takes all channels and few columns, so that memory is read and written in long runs.
+// Windows take few channels and whole rows, so that columns beside a block are not staged twice.
 void GroupWindows::choose_segments(int64_t cut) {
   const auto& [depth, height, width] = axes_;
   const int64_t rows = depth.kernel * height.kernel * extent(width, width.out) * sizes_.fine;

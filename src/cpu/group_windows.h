@@ -2,9 +2,9 @@
 //
 // Each lane is a channel of the coarse side: of the output, or of what plays its role in a gradient. The fine
 // side, which taps move over, is staged as f32 pixels of [channel of a group][lane]. A lane so finds the
-// first channel of its own group, then the second. Where a group has one channel on both sides this is a copy.
-// Columns beside the fine side are zero. Rows and planes beside it are left out of sums. Windows that would be
-// plain copies may be left in place: then no tap may meet what is beside.
+// first channel of its own group, then the second. Where a group has one channel on both sides this is a
+// copy. Columns beside the fine side are zero. Rows and planes beside it are left out of sums. Windows that
+// would be plain copies may be left in place: then no tap may meet what is beside.
 #pragma once
 
 #include <array>

@@ -204,20 +204,17 @@ struct DotTileArguments {
 // Lane 0 is lane `first_lane` of the first group. Up to a vector behind `from` may be read.
 struct SpreadArguments {
   const float* from = nullptr;
-  int64_t from_stride = 0;
   float* to = nullptr;
-  int64_t to_stride = 0;
-  int64_t channel_stride = 0;
+  int64_t from_stride = 0, to_stride = 0, channel_stride = 0;
   int64_t pixels = 0;
-  int64_t first_lane = 0;
-  int64_t lanes = 0;
-  int64_t group_lanes = 1;
-  int64_t group_channels = 1;
+  int64_t first_lane = 0, lanes = 0;
+  int64_t group_lanes = 1, group_channels = 1;
 };
 
 // One row of output pixels of a convolution in groups, lanes along channels of several groups:
 //   acc[p * acc_stride + c] = bias[c]
-//     + sum over rows r and taps k of r.x[p * x_stride + k * tap_stride + c] * r.weights[k * weight_stride + c]
+//     + sum over rows r and taps k of r.x[p * x_stride + k * tap_stride + c] * r.weights[k * weight_stride +
+//     c]
 // All are read and written in whole vectors of c.
 struct GroupTapRow {
   const float* x = nullptr;
@@ -226,35 +223,24 @@ struct GroupTapRow {
 struct GroupTileArguments {
   const GroupTapRow* rows = nullptr;
   int64_t row_count = 0;
-  int64_t rows_of_chain = 0;  // rows whose products one chain of additions takes
-  int64_t taps = 0;
-  int64_t x_shift = 0;  // added to r.x and r.weights
-  int64_t weight_shift = 0;
-  int64_t tap_stride = 0;
-  int64_t x_stride = 0;
-  int64_t weight_stride = 0;
+  int64_t rows_of_chain = 0;              // rows whose products one chain of additions takes
+  int64_t x_shift = 0, weight_shift = 0;  // added to r.x and r.weights
+  int64_t tap_stride = 0, x_stride = 0, weight_stride = 0, acc_stride = 0;
+  int64_t taps = 0, pixels = 0, channels = 0;
   const float* bias = nullptr;
   float* acc = nullptr;
-  int64_t acc_stride = 0;
-  int64_t pixels = 0;
-  int64_t channels = 0;
 };
 
 // The gradient of the weights of one row of taps over some rows of positions:
 //   sums[k * sums_stride + c] += sum over r and p of coarse[r * coarse_row + p * coarse_stride + c]
-//                                                    * fine[r * fine_row + p * fine_stride + k * tap_stride + c]
+//                                                    * fine[r * fine_row + p * fine_stride + k * tap_stride +
+//                                                    c]
 struct GroupGradientArguments {
   const float* coarse = nullptr;
-  int64_t coarse_row = 0;
-  int64_t coarse_stride = 0;
   const float* fine = nullptr;
-  int64_t fine_row = 0;
-  int64_t fine_stride = 0;
-  int64_t tap_stride = 0;
-  int64_t taps = 0;
-  int64_t rows = 0;
-  int64_t pixels = 0;
-  int64_t channels = 0;
+  int64_t coarse_row = 0, coarse_stride = 0;
+  int64_t fine_row = 0, fine_stride = 0, tap_stride = 0;
+  int64_t taps = 0, rows = 0, pixels = 0, channels = 0;
   float* sums = nullptr;
   int64_t sums_stride = 0;
 };

@@ -152,14 +152,13 @@ extern const Strategy cpu_tail_slabs = {
     }};
 
 // The gradients of a convolution alone.
-extern const BackwardStrategy cpu_conv_backward =
-    cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::channels>(
-        "conv_backward", cpu::conv_backward_refusal<cpu::Lanes::channels>);
+extern const BackwardStrategy cpu_conv_backward = cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::channels>(
+    "conv_backward", cpu::conv_backward_refusal<cpu::Lanes::channels>);
 
 // The same in groups of few channels.
 extern const BackwardStrategy cpu_conv_backward_groups =
-    cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::groups>(
-        "conv_backward_groups", cpu::conv_backward_refusal<cpu::Lanes::groups>);
+    cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::groups>("conv_backward_groups",
+                                                             cpu::conv_backward_refusal<cpu::Lanes::groups>);
 
 // The gradients of a tail where a panel holds whole slabs.
 extern const BackwardStrategy cpu_tail_backward_slabs =

@@ -34,7 +34,6 @@ class WeightGradient final : public WeightSums {
   static std::string refusal(const BackwardProblem& problem);
 
   Lanes lanes() const override { return Lanes::channels; }
-  int64_t workspace_floats() const override { return workspace_floats_; }
   double padded_multiply_adds() const override;
   double staged_elements() const override;
   std::string describe() const override;
@@ -131,7 +130,6 @@ class WeightGradient final : public WeightSums {
       offsets_;  // of the positions of a block, for the wider and the narrower
   int64_t partial_floats_ = 0, window_floats_ = 0, block_floats_ = 0;
   int64_t workers_at_ = 0, worker_floats_ = 0;
-  int64_t workspace_floats_ = 0;
 };
 
 }  // namespace onepass::cpu

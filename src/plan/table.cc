@@ -64,8 +64,9 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_mma,      &cuda_direct,
   };
   static constexpr std::array table{
-      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes, &cpu_conv_group_lanes,
-      &cpu_tail_slabs,         &cpu_tail,             &reference_strategy,
+      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes,
+      &cpu_conv_group_lanes,   &cpu_tail_slabs,       &cpu_tail,
+      &reference_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;
   return table;
@@ -77,11 +78,8 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
       &cuda_thin_backward,       &cuda_gemm_backward,
   };
   static constexpr std::array table{
-      &cpu_conv_backward,
-      &cpu_conv_backward_groups,
-      &cpu_tail_backward_slabs,
-      &cpu_tail_backward,
-      &reference_backward_strategy,
+      &cpu_conv_backward, &cpu_conv_backward_groups,    &cpu_tail_backward_slabs,
+      &cpu_tail_backward, &reference_backward_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;
   return table;

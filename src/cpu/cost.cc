@@ -207,9 +207,12 @@ double narrow_rows_ns(const Problem& problem, const Isa& isa, const BlockKernel&
     if (segment.channels.size() % isa.lanes != 0) row_ns += partial_vector_ns;
     if (segment.channels.size() <= 2 * isa.lanes) row_ns += narrow_row_ns;
   }
+  // Panels without gaps are one row for steps that know no channel: those before the norm.
+  bool counts = convolution->lanes() != Lanes::groups;
   int64_t passes = problem.block.has_mean() ? 1 : 0;
   for (const Stage& stage : problem.block.stages()) {
-    if (std::holds_alternative<Pointwise>(stage)) ++passes;
+    counts |= std::holds_alternative<Norm>(stage);
+    if (counts && std::holds_alternative<Pointwise>(stage)) ++passes;
     if (std::holds_alternative<Norm>(stage)) passes += 2;
   }
   const Shape shape = problem.block.conv_output_shape(problem.input.sizes);

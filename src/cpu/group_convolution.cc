@@ -60,6 +60,8 @@ GroupConvolution::GroupConvolution(const Problem& problem, const Isa& isa, int64
       }
     }
   }
+  const int64_t terms = at / weight_pitch_;
+  dense_panels_ = classes_.size() == 1 && terms <= max_chain_terms;
   bias_at_ = at;
   packed_floats_ = at + weight_pitch_;
   // A panel is one row of a block at least. Pixels of a panel have no gaps: more are rows of the output.
@@ -234,7 +236,7 @@ void GroupConvolution::run(const Arguments& arguments, const float* packed, floa
   task.packed = packed;
   task.columns = block[2];
   task.channels = segments_[of.segment].channels;
-  task.sums_stride = padded_channels(task.channels.size());
+  task.sums_stride = dense_panels_ ? task.channels.size() : padded_channels(task.channels.size());
   const int64_t sample = of.samples.begin;
   if (in_place_) {
     task.view = windows_.in_place_view(arguments.input, sample, task.channels);

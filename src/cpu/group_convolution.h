@@ -75,6 +75,8 @@ class GroupConvolution final : public Convolver {
   std::array<Axis, 3> axes_;
   GroupWindows windows_;
   bool in_place_ = false;  // nothing is staged
+  // Panels have no gaps between pixels, so that steps take them as one row.
+  bool dense_panels_ = false;
   std::vector<Segment> segments_;
   std::vector<OutputClass> classes_;  // [depth][height][width]
   int64_t max_panel_pixels_ = 0;

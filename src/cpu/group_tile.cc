@@ -131,13 +131,17 @@ void group_tile_of(const GroupTileArguments& t) {
   const int64_t tiles = ceil_div(t.pixels, group_positions);
   const int64_t small = t.pixels / tiles;
   const int64_t large = t.pixels % tiles;  // tiles of one position more
-  int64_t c = 0;
-  const auto all_positions = [&](auto some_tiles) {
+  const auto all_positions = [&](auto some_tiles, int64_t c) {
     if (large > 0) some_tiles(t, small + 1, large, 0, c);
     some_tiles(t, small, tiles - large, large * (small + 1), c);
   };
-  for (; c + vector_floats < t.channels; c += 2 * vector_floats) all_positions(group_tiles<kTaps, 2>);
-  if (c < t.channels) all_positions(group_tiles<kTaps, 1>);
+  // The last channels first: where pixels of acc lie close, their last vector reaches into the next pixel.
+  int64_t vectors = ceil_div(t.channels, vector_floats);
+  if (vectors % 2 != 0) all_positions(group_tiles<kTaps, 1>, --vectors * vector_floats);
+  while (vectors > 0) {
+    vectors -= 2;
+    all_positions(group_tiles<kTaps, 2>, vectors * vector_floats);
+  }
 }
 
 template <int kTaps = most_sliding_taps>

@@ -215,7 +215,9 @@ struct SpreadArguments {
 //   acc[p * acc_stride + c] = bias[c]
 //     + sum over rows r and taps k of r.x[p * x_stride + k * tap_stride + c] * r.weights[k * weight_stride +
 //     c]
-// All are read and written in whole vectors of c.
+// All are read and written in whole vectors of c. Where one chain takes all rows, acc_stride may be
+// `channels`: then what a pixel's last vector writes too far is overwritten by the next pixel, or lies behind
+// the last.
 struct GroupTapRow {
   const float* x = nullptr;
   const float* weights = nullptr;

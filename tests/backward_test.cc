@@ -250,6 +250,34 @@ TEST(ConvBackward, AgreesWithTheReferenceOnLargerConvolutions) {
   for (const char* const text : texts) check(tail(text), Distribution::normal, seed++, executor);
 }
 
+// Segments that begin inside a group, several blocks and parts, columns beyond one chain, stages of 16 bits.
+constexpr const char* grouped_convolutions[] = {
+    "conv2d(70,70,k=3,p=1,groups=70) @ 2x70x30x29 nhwc",
+    "conv2d(37,37,k=5,p=2,s=2,groups=37) @ 3x37x23x10 nhwc",
+    "conv2d(20,20,k=7,p=3,groups=20) @ 2x20x13x9 bf16 nhwc",
+    "conv2d(12,24,k=3,p=1,groups=4,bias=false) @ 2x12x30x29 nhwc",
+    "conv2d(24,36,k=2,d=2,groups=12) @ 2x24x9x11 f16 nhwc",
+    "conv2d(36,24,k=3,groups=12) @ 2x36x9x11 nhwc",
+    "conv2d(40,40,k=1,groups=40) @ 2x40x17x15 nhwc",
+    "conv1d(33,33,k=4,groups=33) @ 3x33x2900 nhwc",
+    "conv1d(5,10,k=3,s=5,p=2,groups=5) @ 2x5x41 nhwc",
+    "conv3d(20,20,k=3,p=1,groups=20) @ 2x20x5x16x14 nhwc",
+    "conv3d(6,6,k=2x3x1,s=3x1x2,p=1x1x0,groups=6) @ 2x6x7x12x13 nhwc",
+    "conv_transpose2d(33,33,k=3,p=1,groups=33) @ 2x33x7x9 nhwc",
+    "conv_transpose2d(12,24,k=4,s=2,p=1,groups=6) @ 2x12x7x9 nhwc",
+    "conv_transpose2d(24,12,k=3,s=2,groups=6) @ 2x24x7x9 nhwc",
+};
+
+TEST(ConvBackward, AgreesWithTheReferenceOnGroupsOfFewChannels) {
+  ThreadExecutor executor(thread_count);
+  uint64_t seed = 7000;
+  for (const char* const text : grouped_convolutions) {
+    const BackwardProblem problem = tail(text);
+    EXPECT_EQ(refusal_of(problem, "conv_backward_groups"), "") << text;
+    check(problem, Distribution::normal, seed++, executor);
+  }
+}
+
 TEST(ConvBackward, ComputesAnySubsetOfTheGradients) {
   ThreadExecutor executor(thread_count);
   BackwardProblem problem = tail("conv_transpose2d(5,6,k=3,s=2,p=1) @ 2x5x9x8");
@@ -308,6 +336,8 @@ TEST(ConvBackward, GivesTheSameBitsForAnyThreadCount) {
     check_bits([&](Device device) { return random_conv_backward(seed, device); }, seed);
   for (const char* const text : {"conv2d(16,40,k=3,p=1) @ 4x16x45x47", "conv3d(3,16,k=4) @ 3x3x9x17x18"})
     check_bits([&](Device device) { return BackwardProblem(Problem::parse(text, device)); }, 3);
+  for (const char* const text : grouped_convolutions)
+    check_bits([&](Device device) { return BackwardProblem(Problem::parse(text, device)); }, 4);
 }
 
 // The gradients with the input's written over the input.
@@ -427,7 +457,8 @@ TEST(BackwardPlan, RefusesWhatDoesNotFit) {
       [&] {
         plan_backward(good, {"tail", ""});
       },
-      "must be one of conv_backward, tail_backward_slabs, tail_backward, reference_backward");
+      "must be one of conv_backward, conv_backward_groups, tail_backward_slabs, tail_backward, "
+      "reference_backward");
   expect_error(
       [&] {
         plan_backward(tail("conv2d(3,4) @ 1x3x9x9"), {"tail_backward", ""});

@@ -193,6 +193,30 @@ TEST(CpuStrategies, CutHardswishOffWhereverTheNormPutsIt) {
   }
 }
 
+// Every row agrees with the reference and gives the same bits on any number of threads; this one is among
+// them.
+void expect_agreement(std::span<const char* const> blocks, std::string_view strategy, uint64_t seed) {
+  for (const char* const text : blocks) {
+    std::vector<std::vector<double>> first;  // of each plan, on one thread
+    for (const int threads : {1, thread_count}) {
+      const Problem problem = Problem::parse(text, Device::cpu(threads));
+      ThreadExecutor executor(threads);
+      const Operands operands = random_operands(problem, Distribution::normal, seed);
+      bool found = false;
+      size_t index = 0;
+      for_each_plan(problem, [&](const Plan& p) {
+        const Outcome outcome = run_and_compare(p, operands, executor);
+        EXPECT_TRUE(outcome.passed()) << outcome.text();
+        found |= p.strategy() == strategy;
+        if (threads == 1) first.push_back(outcome.output);
+        EXPECT_TRUE(same_bits(first.at(index++), outcome.output)) << threads << " threads";
+      });
+      EXPECT_TRUE(found) << text;
+    }
+    ++seed;
+  }
+}
+
 // Samples share tasks, sums have several chunks of terms, and windows have borders, strides and dilations.
 TEST(CpuStrategies, AgreeWithTheReferenceOnFewPixels) {
   const char* const blocks[] = {
@@ -209,26 +233,42 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnFewPixels) {
       "conv2d(24,36,k=3,groups=3,p=1) | group_norm(6) | tanh @ 4x24x2x3",
       "conv2d(24,12,k=1,p=1) | relu @ 4x24x2x3",
   };
-  uint64_t seed = 31;
-  for (const char* const text : blocks) {
-    std::vector<std::vector<double>> first;  // of each plan, on one thread
-    for (const int threads : {1, thread_count}) {
-      const Problem problem = Problem::parse(text, Device::cpu(threads));
-      ThreadExecutor executor(threads);
-      const Operands operands = random_operands(problem, Distribution::normal, seed);
-      bool gathered = false;
-      size_t index = 0;
-      for_each_plan(problem, [&](const Plan& p) {
-        const Outcome outcome = run_and_compare(p, operands, executor);
-        EXPECT_TRUE(outcome.passed()) << outcome.text();
-        gathered |= p.strategy() == "conv_term_lanes";
-        if (threads == 1) first.push_back(outcome.output);
-        EXPECT_TRUE(same_bits(first.at(index++), outcome.output)) << threads << " threads";
-      });
-      EXPECT_TRUE(gathered) << text;
-    }
-    ++seed;
-  }
+  expect_agreement(blocks, "conv_term_lanes", 31);
+}
+
+// Segments that begin inside a group, vectors of one and of several groups, classes of transposed ones,
+// blocks of columns, chains of more than 256 terms.
+TEST(CpuStrategies, AgreeWithTheReferenceOnGroupsOfFewChannels) {
+  const char* const blocks[] = {
+      "conv2d(37,37,k=3,p=1,groups=37) | swish | group_norm(1) | relu @ 3x37x9x11 nhwc",
+      "conv2d(70,70,k=3,p=1,groups=70) | gelu | instance_norm | tanh @ 2x70x6x9 nhwc",
+      "conv2d(64,64,k=5,p=2,s=2,groups=64) | relu | group_norm(8) | mean @ 3x64x13x10 nhwc",
+      "conv2d(12,12,k=3,d=2,p=2,groups=12) | hardswish @ 2x12x9x9 bf16 nhwc",
+      "conv2d(12,24,k=2,groups=12) | swish | group_norm(4) @ 2x12x5x7 nhwc",
+      "conv2d(24,24,k=3,p=1,groups=12) | swish | group_norm(4) @ 2x24x5x7 nhwc",
+      "conv2d(24,36,k=3,p=1,groups=4) | relu @ 2x24x5x7 nhwc",
+      "conv2d(24,8,k=3,p=1,groups=4) | relu | group_norm(4) | swish @ 2x24x5x7 f16 nhwc",
+      "conv2d(96,80,k=7,p=3,groups=16) | relu @ 1x96x6x7 nhwc",
+      "conv2d(40,40,k=1,groups=40) | group_norm(2) @ 2x40x17x15 nhwc",
+      "conv2d(9,9,k=4,p=same,groups=9) | relu @ 2x9x8x70 nhwc",
+      "conv1d(66,66,k=5,p=2,groups=66) | swish | group_norm(3) | relu @ 2x66x2100 nhwc",
+      "conv1d(10,20,k=4,s=3,groups=5) | mean @ 3x10x50 nhwc",
+      "conv3d(20,20,k=3,p=1,groups=20) | elu | group_norm(5) | mean @ 2x20x5x6x4 nhwc",
+      "conv3d(6,6,k=7,p=3,groups=6) | relu @ 1x6x8x9x7 nhwc",
+      "conv_transpose2d(33,33,k=3,p=1,groups=33) | swish @ 2x33x7x9 nhwc",
+      "conv_transpose2d(12,24,k=4,s=2,p=1,groups=6) | swish | group_norm(3) | relu @ 2x12x7x9 nhwc",
+      "conv_transpose2d(24,12,k=3,s=2,p=1,op=1,groups=6) | relu @ 2x24x7x9 nhwc",
+      "conv_transpose2d(8,8,k=2,s=3,op=1,groups=8) | relu @ 2x8x4x5 nhwc",
+      "conv_transpose1d(8,16,k=5,s=4,groups=4) | group_norm(2) | mean @ 2x8x6 nhwc",
+      "conv2d(20,20,k=3,p=1,groups=20) | swish | group_norm(4) | relu @ 2x20x9x11",
+  };
+  expect_agreement(blocks, "conv_group_lanes", 43);
+}
+
+TEST(CpuStrategies, TakeLanesOfGroupsForManyOfThem) {
+  const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
+  EXPECT_EQ(chosen("conv2d(64,64,k=3,p=1,groups=64) | relu @ 2x64x56x56 nhwc"), "conv_group_lanes");
+  EXPECT_EQ(chosen("conv1d(3,3,k=3,p=1,groups=3) | relu @ 2x3x40000"), "conv_pixel_lanes");
 }
 
 TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {
@@ -262,6 +302,7 @@ TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
       {"conv2d(6,6,k=3,groups=6) | instance_norm | tanh | mean @ 5x6x30x31", ""},
       {"conv2d(130,21,k=3,p=1) | swish | group_norm(7) @ 23x130x2x3", "conv_term_lanes"},
       {"conv2d(130,21,k=3) | swish | group_norm(7) | relu @ 23x130x3x4 bf16 nhwc", "conv_term_lanes"},
+      {"conv2d(70,70,k=3,p=1,groups=70) | gelu | group_norm(7) | tanh @ 3x70x6x9 nhwc", "conv_group_lanes"},
   };
   for (const auto& [text, strategy] : blocks) {
     const Problem all = Problem::parse(text, Device::cpu(thread_count));

@@ -37,10 +37,6 @@ _X86 = {
     "bf16": {"wide": 200e9, "thin": 50e9, "tap": 150e9},
 }
 _WIDE = 48
-# A depthwise one of f32 with channels last runs at 5.6 to 21 on Neoverse V1 (kernels of 3 to 7, strides 1 and
-# 2), the library's at 2 to 5. The slow end is taken, also on x86, where it was not measured. With gradients
-# the library's are 3 to 5 times as fast.
-_DEPTHWISE_LAST = 5.5e9
 # PyTorch reorders the weights in each call: 0.9 to 1.4 ns a weight on Neoverse V1.
 _REORDERED = 1e-9
 # With gradients PyTorch's convolution is faster for kernels of one tap and samples of many pixels alone.
@@ -78,7 +74,7 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
     if conv is None or mode is None or not description.tail or 0 in sizes:
         return False
     layout = "nchw" if format_of(sizes, strides) == torch.contiguous_format else "nhwc"
-    rate = _rate(conv, mode, layout)
+    rate = _rate(conv, mode)
     if rate is None or len(sizes) != conv.rank + 2:
         return False
     convolved = description.conv_output_shape(sizes)
@@ -102,16 +98,13 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
     return 2 * CALL + convolution / threads + tail < whole * _MARGIN
 
 
-def _rate(conv: Conv, mode: str, layout: str) -> float | None:
+def _rate(conv: Conv, mode: str) -> float | None:
     """Operations a second of PyTorch's convolution on one core.
 
-    None for volumes, transposed and most grouped convolutions: PyTorch's rates vary a hundredfold there.
+    None for volumes, transposed and grouped convolutions: PyTorch's rates vary a hundredfold there.
     """
-    if conv.rank == 3 or conv.transposed:
+    if conv.rank == 3 or conv.transposed or conv.groups > 1:
         return None
-    if conv.groups > 1:
-        depthwise = conv.groups == conv.in_channels == conv.out_channels and math.prod(conv.kernel) > 1
-        return _DEPTHWISE_LAST if depthwise and conv.rank == 2 and (mode, layout) == ("f32", "nhwc") else None
     rates = on_core(_ARM, _X86)[mode]
     kind = "wide" if min(conv.in_channels, conv.out_channels) >= _WIDE else "thin"
     kind = "tap" if kind == "wide" and max(conv.kernel) == 1 else kind

@@ -728,8 +728,8 @@ def test_eager_is_what_the_modules_compute() -> None:
     assert describe(BLOCKS[2]).names == ("conv_weight", "conv_bias", "norm_weight", "norm_bias")
 
 
-def test_depthwise_convolutions_with_channels_last_are_pytorchs_without_gradients() -> None:
-    """PyTorch's are faster there, its gradients are not; the rest of the block is one operator."""
+def test_depthwise_convolutions_are_the_librarys() -> None:
+    """In both layouts, with and without gradients."""
     from onepass import _cpu
 
     block = "conv2d(64,64,k=3,groups=64) | group_norm(8) | relu"
@@ -739,5 +739,4 @@ def test_depthwise_convolutions_with_channels_last_are_pytorchs_without_gradient
     def is_left(input: torch.Tensor, gradients: bool = False) -> bool:
         return _cpu.leaves_convolution(block, _cpu.geometry_of(input), torch.get_num_threads(), gradients)
 
-    assert is_left(last)
-    assert not (is_left(last, gradients=True) or is_left(x) or is_left(last.bfloat16()))
+    assert not (is_left(last) or is_left(last, gradients=True) or is_left(x) or is_left(last.bfloat16()))

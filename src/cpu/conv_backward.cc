@@ -7,6 +7,8 @@
 #include "block/adjoint.h"
 #include "block/convert.h"
 #include "cpu/chain.h"
+#include "cpu/group_weight_gradient.h"
+#include "cpu/weight_gradient.h"
 
 namespace onepass::cpu {
 namespace {
@@ -22,6 +24,12 @@ Problem input_problem(const BackwardProblem& problem) {
   adjoint_problem.output = problem.input_gradient;
   adjoint_problem.parameters = {forward.parameters[0]};
   return adjoint_problem;
+}
+
+std::unique_ptr<const WeightSums> make_weight_sums(const BackwardProblem& problem, const Isa& isa,
+                                                   Lanes lanes) {
+  if (lanes == Lanes::groups) return std::make_unique<GroupWeightGradient>(problem, isa);
+  return std::make_unique<WeightGradient>(problem, isa);
 }
 
 }  // namespace
@@ -90,12 +98,12 @@ void ChannelSums::run(const void* tensor, DType dtype, void* sums, float* worksp
 
 // ------------------------------------------------------------------------------------ the convolution
 
-ConvBackward::ConvBackward(const BackwardProblem& problem, const Isa& isa) : isa_(isa) {
+ConvBackward::ConvBackward(const BackwardProblem& problem, const Isa& isa, Lanes lanes) : isa_(isa) {
   const Conv& conv = *problem.forward.block.conv();
   transposed_ = conv.transposed;
   int64_t floats = 0;
   if (problem.wants_parameter(0)) {
-    weight_.emplace(problem, isa);
+    weight_ = make_weight_sums(problem, isa, lanes);
     floats = weight_->workspace_floats();
   }
   if (conv.bias && problem.wants_parameter(1)) {
@@ -111,10 +119,14 @@ ConvBackward::ConvBackward(const BackwardProblem& problem, const Isa& isa) : isa
   }
 }
 
-std::string ConvBackward::refusal(const BackwardProblem& problem) {
+std::string ConvBackward::refusal(const BackwardProblem& problem, Lanes lanes) {
   const Conv& conv = *problem.forward.block.conv();
   std::string reason = problem.wants_input() ? adjoint_refusal(conv) : "";
   if (!reason.empty()) return "no convolution gives the input's gradient: " + reason;
+  if (lanes == Lanes::groups) {
+    return problem.wants_parameter(0) ? GroupWeightGradient::refusal(problem)
+                                      : "no weight gradient is wanted";
+  }
   return problem.wants_parameter(0) ? WeightGradient::refusal(problem) : "";
 }
 

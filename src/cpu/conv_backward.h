@@ -8,7 +8,7 @@
 
 #include "cpu/grid.h"
 #include "cpu/isa.h"
-#include "cpu/weight_gradient.h"
+#include "cpu/weight_sums.h"
 #include "onepass/plan.h"
 #include "plan/strategy.h"
 
@@ -36,24 +36,26 @@ class ChannelSums {
 
 class ConvBackward final : public BackwardKernel {
  public:
-  ConvBackward(const BackwardProblem& problem, const Isa& isa);
+  // `lanes` of the weights' gradient: channels, or those of several groups.
+  ConvBackward(const BackwardProblem& problem, const Isa& isa, Lanes lanes);
 
   // Why it cannot be built; empty where it can.
-  static std::string refusal(const BackwardProblem& problem);
+  static std::string refusal(const BackwardProblem& problem, Lanes lanes);
 
   size_t workspace_bytes() const override { return workspace_bytes_; }
   bool reads_statistics() const override { return false; }
   std::string describe() const override;
   void run(const BackwardArguments& arguments, void* workspace, Executor& executor) const override;
 
-  const std::optional<WeightGradient>& weight() const { return weight_; }
+  // Null where it is not wanted.
+  const WeightSums* weight() const { return weight_.get(); }
   const std::optional<Plan>& input() const { return input_; }
 
  private:
   const Isa& isa_;
   bool transposed_ = false;
   DType bias_dtype_ = DType::f32;
-  std::optional<WeightGradient> weight_;
+  std::unique_ptr<const WeightSums> weight_;
   std::optional<ChannelSums> bias_;
   std::optional<Plan> input_;  // the adjoint convolution of the output's gradient
   size_t workspace_bytes_ = 0;

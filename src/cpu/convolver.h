@@ -19,9 +19,9 @@ namespace onepass::cpu {
 inline constexpr int64_t max_chain_terms = 256;
 
 // What the SIMD lanes of a convolution are.
-enum class Lanes : uint8_t { channels, pixels, terms };
+enum class Lanes : uint8_t { channels, pixels, terms, groups };
 
-// Output channels that one task computes: within one group of the convolution.
+// Output channels that one task computes: within one group of the convolution, unless lanes are groups.
 struct Segment {
   int64_t group = 0;
   Range channels;

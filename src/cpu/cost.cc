@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "cpu/gathered_convolution.h"
+#include "cpu/group_convolution.h"
 
 namespace onepass::cpu {
 namespace {
@@ -44,6 +45,10 @@ const Rates& rates_of(const Isa& isa) {
   return rates[0];
 }
 
+// Of a row of an interleaved panel in each step: a vector that channels do not fill goes through memory, and
+// one or two vectors wait for their results.
+constexpr double partial_vector_ns = 12;
+constexpr double narrow_row_ns = 3;
 constexpr double hand_out_seconds = 2e-6;  // one pass of one wave, on any number of threads
 
 double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step_ns : rate.exp_step_ns; }
@@ -80,6 +85,29 @@ double gathered_seconds(const Rates& rate, const GatheredConvolution& convolutio
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
   const double gather_ns = rate.move_ns * (1 + 4 / static_cast<double>(convolution.run_width()));
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9;
+}
+
+// Convolutions in groups of few channels. Spreading channels over lanes, and turning contiguous ones, takes
+// as long as two to three copies.
+double grouped_seconds(const Rates& rate, const GroupConvolution& convolution) {
+  const GroupWindows& windows = convolution.windows();
+  const double products = 2 * convolution.padded_multiply_adds() / (rate.pixel_tile_flops * 0.7);
+  double staging_ns = rate.move_ns;
+  if (!windows.is_copy()) staging_ns *= 2;
+  if (!windows.has_channels_last()) staging_ns *= 1.2;
+  if (windows.in_place()) staging_ns *= 0.5;  // misses of L1
+  return products + convolution.staged_elements() * staging_ns * 1e-9 +
+         static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
+}
+
+double convolution_seconds(const Rates& rate, const Convolver& convolution) {
+  if (const auto* gathered = dynamic_cast<const GatheredConvolution*>(&convolution)) {
+    return gathered_seconds(rate, *gathered);
+  }
+  if (const auto* grouped = dynamic_cast<const GroupConvolution*>(&convolution)) {
+    return grouped_seconds(rate, *grouped);
+  }
+  return tiled_seconds(rate, convolution);
 }
 
 }  // namespace
@@ -168,6 +196,29 @@ double backward_element_ns(const Rates& rate, const Block& block, int passes, Ke
   return element_ns;
 }
 
+// What rows of few channels cost besides their elements.
+double narrow_rows_ns(const Problem& problem, const Isa& isa, const BlockKernel& kernel) {
+  const Convolver* convolution = kernel.convolution();
+  if (convolution == nullptr || convolution->orientation() == Orientation::planar || kernel.turns_panels()) {
+    return 0;
+  }
+  double row_ns = 0;
+  for (const Segment& segment : convolution->segments()) {
+    if (segment.channels.size() % isa.lanes != 0) row_ns += partial_vector_ns;
+    if (segment.channels.size() <= 2 * isa.lanes) row_ns += narrow_row_ns;
+  }
+  // Panels without gaps are one row for steps that know no channel: those before the norm.
+  bool counts = convolution->lanes() != Lanes::groups;
+  int64_t passes = problem.block.has_mean() ? 1 : 0;
+  for (const Stage& stage : problem.block.stages()) {
+    counts |= std::holds_alternative<Norm>(stage);
+    if (counts && std::holds_alternative<Pointwise>(stage)) ++passes;
+    if (std::holds_alternative<Norm>(stage)) passes += 2;
+  }
+  const Shape shape = problem.block.conv_output_shape(problem.input.sizes);
+  return elements_of(problem) / static_cast<double>(shape[1]) * row_ns * static_cast<double>(passes);
+}
+
 double gradient_bytes(const BackwardProblem& problem) {
   auto bytes = static_cast<double>(problem.forward.input.byte_span() + problem.output_gradient.byte_span());
   if (problem.wants_input()) bytes += static_cast<double>(problem.input_gradient.byte_span());
@@ -181,13 +232,12 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   const double elements = elements_of(problem);
   double element_ns = forward_element_ns(rate, problem.block);
   if (kernel.turns_panels()) element_ns += rate.turn_ns;
-  double seconds = elements * element_ns * 1e-9;
+  double seconds = (elements * element_ns + narrow_rows_ns(problem, isa, kernel)) * 1e-9;
   const bool per_channel =
       problem.block.norm() != nullptr || problem.block.has_mean() || is_planar(problem.input);
   if (kernel.convolution() == nullptr && per_channel) seconds += channels_of(problem) * channel_ns * 1e-9;
   if (const Convolver* convolution = kernel.convolution()) {
-    const auto* gathered = dynamic_cast<const GatheredConvolution*>(convolution);
-    seconds += gathered != nullptr ? gathered_seconds(rate, *gathered) : tiled_seconds(rate, *convolution);
+    seconds += convolution_seconds(rate, *convolution);
   }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   seconds = std::max(seconds, bytes / rate.bytes_per_second);
@@ -235,8 +285,10 @@ double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const C
   const Rates& rate = rates_of(isa);
   const auto gradient_bytes = static_cast<double>(problem.output_gradient.byte_span());
   double seconds = 0;
-  if (const auto& weight = kernel.weight()) {
-    seconds += 2 * weight->padded_multiply_adds() / rate.channel_tile_flops;
+  if (const WeightSums* weight = kernel.weight()) {
+    const bool groups = weight->lanes() == Lanes::groups;
+    seconds +=
+        2 * weight->padded_multiply_adds() / (groups ? rate.pixel_tile_flops : rate.channel_tile_flops);
     seconds += weight->staged_elements() * rate.move_ns * 1e-9;
   }
   seconds = std::max(seconds, gradient_bytes / rate.bytes_per_second);

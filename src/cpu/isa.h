@@ -199,6 +199,54 @@ struct DotTileArguments {
   const float* bias = nullptr;  // not null, also where it is not added
 };
 
+// Pixels of the channels of some groups, for lanes of several groups:
+//   to[p * to_stride + i * channel_stride + l] = from[p * from_stride + group of lane l * group_channels + i]
+// Lane 0 is lane `first_lane` of the first group. Up to a vector behind `from` may be read.
+struct SpreadArguments {
+  const float* from = nullptr;
+  float* to = nullptr;
+  int64_t from_stride = 0, to_stride = 0, channel_stride = 0;
+  int64_t pixels = 0;
+  int64_t first_lane = 0, lanes = 0;
+  int64_t group_lanes = 1, group_channels = 1;
+};
+
+// One row of output pixels of a convolution in groups, lanes along channels of several groups:
+//   acc[p * acc_stride + c] = bias[c]
+//     + sum over rows r and taps k of r.x[p * x_stride + k * tap_stride + c] * r.weights[k * weight_stride +
+//     c]
+// All are read and written in whole vectors of c. Where one chain takes all rows, acc_stride may be
+// `channels`: then what a pixel's last vector writes too far is overwritten by the next pixel, or lies behind
+// the last.
+struct GroupTapRow {
+  const float* x = nullptr;
+  const float* weights = nullptr;
+};
+struct GroupTileArguments {
+  const GroupTapRow* rows = nullptr;
+  int64_t row_count = 0;
+  int64_t rows_of_chain = 0;              // rows whose products one chain of additions takes
+  int64_t x_shift = 0, weight_shift = 0;  // added to r.x and r.weights
+  int64_t tap_stride = 0, x_stride = 0, weight_stride = 0, acc_stride = 0;
+  int64_t taps = 0, pixels = 0, channels = 0;
+  const float* bias = nullptr;
+  float* acc = nullptr;
+};
+
+// The gradient of the weights of one row of taps over some rows of positions:
+//   sums[k * sums_stride + c] += sum over r and p of coarse[r * coarse_row + p * coarse_stride + c]
+//                                                    * fine[r * fine_row + p * fine_stride + k * tap_stride +
+//                                                    c]
+struct GroupGradientArguments {
+  const float* coarse = nullptr;
+  const float* fine = nullptr;
+  int64_t coarse_row = 0, coarse_stride = 0;
+  int64_t fine_row = 0, fine_stride = 0, tap_stride = 0;
+  int64_t taps = 0, rows = 0, pixels = 0, channels = 0;
+  float* sums = nullptr;
+  int64_t sums_stride = 0;
+};
+
 struct Isa {
   std::string name;
   int64_t lanes = 1;
@@ -220,6 +268,9 @@ struct Isa {
   void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;
   void (*pixel_tile)(const PixelTileArguments& arguments) = nullptr;
   void (*dot_tile)(const DotTileArguments& arguments) = nullptr;
+  void (*spread)(const SpreadArguments& arguments) = nullptr;
+  void (*group_tile)(const GroupTileArguments& arguments) = nullptr;
+  void (*group_gradient)(const GroupGradientArguments& arguments) = nullptr;
 };
 
 // The targets this build has and this CPU runs, best first; empty on a CPU with neither NEON nor AVX2.

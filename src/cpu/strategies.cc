@@ -11,6 +11,7 @@
 #include "cpu/convolution_stage.h"
 #include "cpu/cost.h"
 #include "cpu/gathered_convolution.h"
+#include "cpu/group_convolution.h"
 #include "cpu/isa.h"
 #include "cpu/slab_backward.h"
 #include "cpu/slab_tail.h"
@@ -45,6 +46,11 @@ std::string gathered_refusal(const Problem& problem) {
   return reason.empty() ? GatheredConvolution::refusal(problem) : reason;
 }
 
+std::string group_refusal(const Problem& problem) {
+  std::string reason = convolution_refusal(problem);
+  return reason.empty() ? GroupConvolution::refusal(problem) : reason;
+}
+
 std::string tail_refusal(const Problem& problem) {
   if (problem.block.conv() != nullptr) return "the block has a convolution";
   return common_refusal(problem);
@@ -74,12 +80,13 @@ std::string slab_backward_refusal(const BackwardProblem& problem) {
   return reason.empty() ? Slabs::refusal(problem.forward) : reason;
 }
 
+template <Lanes lanes>
 std::string conv_backward_refusal(const BackwardProblem& problem) {
   if (problem.forward.block.conv() == nullptr) return "the block has no convolution";
   if (problem.forward.block.stages().size() > 1) return "the block is more than a convolution";
   std::string reason = common_refusal(problem.forward);
   if (reason.empty()) reason = gradients_refusal(problem);
-  return reason.empty() ? ConvBackward::refusal(problem) : reason;
+  return reason.empty() ? ConvBackward::refusal(problem, lanes) : reason;
 }
 
 // A forward row. Its kernel is a BlockKernel with these lanes; without a convolution it has none.
@@ -96,17 +103,18 @@ constexpr Strategy block_row(std::string_view name, std::string (*refusal)(const
           }};
 }
 
-template <class RowKernel>
+// `lanes`: of a kernel that has a choice.
+template <class RowKernel, Lanes... lanes>
 constexpr BackwardStrategy gradient_row(std::string_view name,
                                         std::string (*refusal)(const BackwardProblem&)) {
   return {name, refusal,
           [](const BackwardProblem& problem, const PlanOptions& options) {
             const Isa& isa = find_isa(options.target);
-            return predicted_seconds(problem, isa, RowKernel(problem, isa));
+            return predicted_seconds(problem, isa, RowKernel(problem, isa, lanes...));
           },
           [](const BackwardProblem& problem,
              const PlanOptions& options) -> std::shared_ptr<const BackwardKernel> {
-            return std::make_shared<const RowKernel>(problem, find_isa(options.target));
+            return std::make_shared<const RowKernel>(problem, find_isa(options.target), lanes...);
           }};
 }
 
@@ -125,6 +133,10 @@ extern const Strategy cpu_conv_pixel_lanes =
 extern const Strategy cpu_conv_term_lanes =
     cpu::block_row<cpu::Lanes::terms>("conv_term_lanes", cpu::gathered_refusal);
 
+// Lanes along channels of several groups: depthwise convolutions and those of few channels in a group.
+extern const Strategy cpu_conv_group_lanes =
+    cpu::block_row<cpu::Lanes::groups>("conv_group_lanes", cpu::group_refusal);
+
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);
 
@@ -140,8 +152,13 @@ extern const Strategy cpu_tail_slabs = {
     }};
 
 // The gradients of a convolution alone.
-extern const BackwardStrategy cpu_conv_backward =
-    cpu::gradient_row<cpu::ConvBackward>("conv_backward", cpu::conv_backward_refusal);
+extern const BackwardStrategy cpu_conv_backward = cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::channels>(
+    "conv_backward", cpu::conv_backward_refusal<cpu::Lanes::channels>);
+
+// The same in groups of few channels.
+extern const BackwardStrategy cpu_conv_backward_groups =
+    cpu::gradient_row<cpu::ConvBackward, cpu::Lanes::groups>("conv_backward_groups",
+                                                             cpu::conv_backward_refusal<cpu::Lanes::groups>);
 
 // The gradients of a tail where a panel holds whole slabs.
 extern const BackwardStrategy cpu_tail_backward_slabs =

@@ -20,11 +20,12 @@
 #include "cpu/axis.h"
 #include "cpu/isa.h"
 #include "cpu/tensor_map.h"
+#include "cpu/weight_sums.h"
 #include "onepass/backward.h"
 
 namespace onepass::cpu {
 
-class WeightGradient {
+class WeightGradient final : public WeightSums {
  public:
   // For a block that is a convolution alone.
   WeightGradient(const BackwardProblem& problem, const Isa& isa);
@@ -32,14 +33,13 @@ class WeightGradient {
   // Why it cannot be built; empty where it can.
   static std::string refusal(const BackwardProblem& problem);
 
-  int64_t workspace_floats() const { return workspace_floats_; }
-  // Multiply-adds with those on lanes that hold no channel and those that wait for one another.
-  double padded_multiply_adds() const;
-  // Elements that are brought into f32 windows and blocks.
-  double staged_elements() const;
-  std::string describe() const;
+  Lanes lanes() const override { return Lanes::channels; }
+  double padded_multiply_adds() const override;
+  double staged_elements() const override;
+  std::string describe() const override;
 
-  void run(const void* coarse, const void* fine, void* gradient, float* workspace, Executor& executor) const;
+  void run(const void* coarse, const void* fine, void* gradient, float* workspace,
+           Executor& executor) const override;
 
  private:
   // One spatial dimension: coarse position q meets fine position q * stride - padding + k * dilation.
@@ -130,7 +130,6 @@ class WeightGradient {
       offsets_;  // of the positions of a block, for the wider and the narrower
   int64_t partial_floats_ = 0, window_floats_ = 0, block_floats_ = 0;
   int64_t workers_at_ = 0, worker_floats_ = 0;
-  int64_t workspace_floats_ = 0;
 };
 
 }  // namespace onepass::cpu

@@ -11,6 +11,7 @@ extern const Strategy cpu_conv_channel_lanes;
 extern const Strategy cpu_conv_pixel_lanes;
 extern const Strategy cpu_tail_slabs;
 extern const Strategy cpu_conv_term_lanes;
+extern const Strategy cpu_conv_group_lanes;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
@@ -30,6 +31,7 @@ extern const Strategy cuda_gemm_mma;
 extern const Strategy cuda_direct;
 
 extern const BackwardStrategy cpu_conv_backward;
+extern const BackwardStrategy cpu_conv_backward_groups;
 extern const BackwardStrategy cpu_tail_backward_slabs;
 extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
@@ -62,7 +64,8 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_mma,      &cuda_direct,
   };
   static constexpr std::array table{
-      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes, &cpu_tail_slabs, &cpu_tail,
+      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes,
+      &cpu_conv_group_lanes,   &cpu_tail_slabs,       &cpu_tail,
       &reference_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;
@@ -75,10 +78,8 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
       &cuda_thin_backward,       &cuda_gemm_backward,
   };
   static constexpr std::array table{
-      &cpu_conv_backward,
-      &cpu_tail_backward_slabs,
-      &cpu_tail_backward,
-      &reference_backward_strategy,
+      &cpu_conv_backward, &cpu_conv_backward_groups,    &cpu_tail_backward_slabs,
+      &cpu_tail_backward, &reference_backward_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;
   return table;

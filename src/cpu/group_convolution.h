@@ -1,0 +1,89 @@
+// A convolution in groups of few channels on the CPU, with lanes along channels: the input lies channels
+// last.
+//
+// A task stages the window of a block of pixels for a segment of channels (GroupWindows) and multiplies taps
+// with vectors of weights, [tap][channel]. Panels of sums are handed on while in cache.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cpu/convolver.h"
+#include "cpu/group_windows.h"
+
+namespace onepass::cpu {
+
+class GroupConvolution final : public Convolver {
+ public:
+  // `cut`: segments may not cross a multiple of this many channels.
+  GroupConvolution(const Problem& problem, const Isa& isa, int64_t cut);
+
+  // Why it cannot be built; empty where it can.
+  static std::string refusal(const Problem& problem);
+
+  Lanes lanes() const override { return Lanes::groups; }
+  const std::vector<Segment>& segments() const override { return segments_; }
+  int64_t block_count() const override { return windows_.block_count(); }
+  int64_t block_pixels(int64_t block) const override;
+  int64_t max_segment_channels() const override { return windows_.max_segment(); }
+  int64_t max_panel_pixels() const override { return max_panel_pixels_; }
+  int64_t padded_channels(int64_t channels) const override { return round_up(channels, isa_.lanes); }
+  int64_t segments_per_task() const override { return 1; }
+  int64_t samples_per_task() const override { return 1; }
+
+  int64_t packed_floats() const override { return packed_floats_; }
+  int64_t worker_floats() const override { return windows_.floats() + sum_floats_; }
+  double padded_multiply_adds() const override;
+  double read_weights() const override { return 0; }
+  double staged_elements() const override;
+  int64_t staged_stride_bytes() const override { return 0; }
+  std::string describe() const override;
+  const GroupWindows& windows() const { return windows_; }
+
+  void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
+  bool share_window(size_t, size_t) const override { return false; }
+  void run(const Arguments& arguments, const float* packed, float* worker, const ConvolutionTask& task,
+           const std::function<void(const Panel&)>& consume) const override;
+
+ private:
+  // Outputs that meet the same taps: all of them, or those of a residue class.
+  struct OutputClass {
+    std::array<std::vector<Tap>, 3> taps;  // in order of what they meet
+    int64_t packed_at = 0;                 // weights of [depth][height][channel of a group][width][lane]
+  };
+  // What the rows of a panel share.
+  struct Task {
+    const float* packed = nullptr;
+    GroupView view;
+    Range columns;
+    Range channels;
+    float* sums = nullptr;
+    int64_t sums_stride = 0;
+  };
+
+  void convolve_class(const Task& task, const std::vector<Tap>& taps, int64_t first,
+                      GroupTileArguments& tile) const;
+  void convolve_row(const Task& task, int64_t depth, int64_t height, std::vector<GroupTapRow>& rows) const;
+
+  const Isa& isa_;
+  DType weight_dtype_;
+  bool transposed_ = false;
+  int64_t batch_ = 0;
+  std::array<Axis, 3> axes_;
+  GroupWindows windows_;
+  bool in_place_ = false;  // nothing is staged
+  // Panels have no gaps between pixels, so that steps take them as one row.
+  bool dense_panels_ = false;
+  std::vector<Segment> segments_;
+  std::vector<OutputClass> classes_;  // [depth][height][width]
+  int64_t max_panel_pixels_ = 0;
+  int64_t weight_pitch_ = 0;  // floats between taps
+  int64_t sum_floats_ = 0;
+  int64_t bias_at_ = 0;  // in what is packed
+  int64_t packed_floats_ = 0;
+};
+
+}  // namespace onepass::cpu

@@ -44,13 +44,17 @@ struct ConvolutionTask {
   bool window_is_staged = false;  // by the worker's task before
 };
 
-class Convolver {
+// A class with virtual functions whose objects are not copied.
+class Uncopied {
  public:
-  Convolver() = default;
-  Convolver(const Convolver&) = delete;
-  Convolver& operator=(const Convolver&) = delete;
-  virtual ~Convolver() = default;
+  Uncopied() = default;
+  Uncopied(const Uncopied&) = delete;
+  Uncopied& operator=(const Uncopied&) = delete;
+  virtual ~Uncopied() = default;
+};
 
+class Convolver : public Uncopied {
+ public:
   virtual Lanes lanes() const = 0;
   Orientation orientation() const {
     return lanes() == Lanes::pixels ? Orientation::planar : Orientation::interleaved;

@@ -19,11 +19,10 @@ namespace onepass::cpu {
 
 class GroupWeightGradient final : public WeightSums {
  public:
-  // For a block that is a convolution alone.
-  GroupWeightGradient(const BackwardProblem& problem, const Isa& isa);
-
   // Why it cannot be built; empty where it can.
   static std::string refusal(const BackwardProblem& problem);
+  // For a block that is a convolution alone.
+  GroupWeightGradient(const BackwardProblem& problem, const Isa& isa);
 
   Lanes lanes() const override { return Lanes::groups; }
   void run(const void* coarse, const void* fine, void* gradient, float* workspace,

@@ -30,13 +30,13 @@ class WeightGradient final : public WeightSums {
   // For a block that is a convolution alone.
   WeightGradient(const BackwardProblem& problem, const Isa& isa);
 
-  // Why it cannot be built; empty where it can.
-  static std::string refusal(const BackwardProblem& problem);
-
   Lanes lanes() const override { return Lanes::channels; }
   double padded_multiply_adds() const override;
   double staged_elements() const override;
   std::string describe() const override;
+
+  // Why it cannot be built; empty where it can.
+  static std::string refusal(const BackwardProblem& problem);
 
   void run(const void* coarse, const void* fine, void* gradient, float* workspace,
            Executor& executor) const override;

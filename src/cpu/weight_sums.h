@@ -9,13 +9,8 @@
 
 namespace onepass::cpu {
 
-class WeightSums {
+class WeightSums : public Uncopied {
  public:
-  WeightSums() = default;
-  WeightSums(const WeightSums&) = delete;
-  WeightSums& operator=(const WeightSums&) = delete;
-  virtual ~WeightSums() = default;
-
   virtual Lanes lanes() const = 0;
   int64_t workspace_floats() const { return workspace_floats_; }
   // Multiply-adds with those on lanes that hold no channel and those that wait for one another, for the cost.

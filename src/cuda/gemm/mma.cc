@@ -13,11 +13,10 @@ namespace onepass {
 namespace cuda {
 namespace {
 
-class GemmMma final : public Kernel {
+class GemmMma final : public WholeBlockKernel {
  public:
   explicit GemmMma(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
+      : WholeBlockKernel(problem),
         numbers_(*wide_numbers<GemmMmaNumbers>(problem)),
         packing_(problem, shape_, padded_channels(), numbers_.most_taps),
         pack_(pack_source(), problem.device, pack_launch()),
@@ -190,8 +189,6 @@ class GemmMma final : public Kernel {
                         std::to_string(WeightPack::threads), SharedAs::none);
   }
 
-  Problem problem_;
-  ThinShape shape_;
   GemmMmaNumbers numbers_;
   WeightPack packing_;
   Function pack_;

@@ -36,11 +36,10 @@ std::optional<Problem> tail_of(const Problem& problem) {
   return tail;
 }
 
-class GemmPacked final : public Kernel {
+class GemmPacked final : public WholeBlockKernel {
  public:
   explicit GemmPacked(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
+      : WholeBlockKernel(problem),
         numbers_(*wide_numbers<GemmPackedNumbers>(problem)),
         tail_problem_(*tail_of(problem)),
         tail_(build_tail(tail_problem_)),
@@ -192,8 +191,6 @@ class GemmPacked final : public Kernel {
                         std::to_string(threads) + ", 1", SharedAs::structure);
   }
 
-  Problem problem_;
-  ThinShape shape_;
   GemmPackedNumbers numbers_;
   Problem tail_problem_;
   BuiltTail tail_;

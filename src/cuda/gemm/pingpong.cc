@@ -21,11 +21,10 @@ constexpr int64_t converting_warps = GemmPingpongNumbers::converting_warps;
 // f32 operands are rounded to f16, as to tf32; values are held as 20-bit integers.
 bool rounds(const Problem& problem) { return problem.input.dtype == DType::f32; }
 
-class GemmPingpong final : public Kernel {
+class GemmPingpong final : public WholeBlockKernel {
  public:
   explicit GemmPingpong(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
+      : WholeBlockKernel(problem),
         flat_(shape_),
         numbers_(*wide_numbers<GemmPingpongNumbers>(problem)),
         packing_(problem, shape_, tile_channels, numbers_.taps),
@@ -165,8 +164,6 @@ class GemmPingpong final : public Kernel {
     return tail_source(problem_, bits) + thin_source(problem_, shape_) + numbers_source();
   }
 
-  Problem problem_;
-  ThinShape shape_;
   FlatGeometry flat_;
   GemmPingpongNumbers numbers_;
   WeightPack packing_;

@@ -15,11 +15,10 @@ namespace {
 constexpr int64_t threads = 384;          // gemm/wgmma.cuh
 constexpr int64_t moments_threads = 128;  // a warp for each slab
 
-class GemmWgmma final : public Kernel {
+class GemmWgmma final : public WholeBlockKernel {
  public:
   explicit GemmWgmma(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
+      : WholeBlockKernel(problem),
         flat_(shape_),
         numbers_(*wide_numbers<GemmWgmmaNumbers>(problem)),
         packing_(problem, shape_, numbers_.padded_channels(), numbers_.taps),
@@ -183,8 +182,6 @@ class GemmWgmma final : public Kernel {
     return {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), waits};
   }
 
-  Problem problem_;
-  ThinShape shape_;
   FlatGeometry flat_;
   GemmWgmmaNumbers numbers_;
   WeightPack packing_;

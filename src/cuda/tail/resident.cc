@@ -2,11 +2,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "cuda/notes.h"
-#include "cuda/row_numbers.h"
-#include "cuda/runtime/parameters.h"
-#include "cuda/tail/tail.h"
-#include "tail/parameters.cuh"
+#include "cuda/tail/slab_kernel.h"
 
 namespace onepass {
 namespace cuda {
@@ -41,9 +37,10 @@ struct ResidentNumbers {
   bool fits() const { return blocks > 0; }
   // The size of the kernel's `Shared`.
   int64_t shared_bytes() const { return 8 + threads / 32 * 8 + blocks * 8; }
+  static constexpr bool waits() { return true; }
 };
 
-class TailResident final : public Kernel {
+class TailResident final : public SlabKernel<TailResident, ResidentNumbers> {
  public:
   static std::string refusal(const Problem& problem) {
     std::string reason = slab_refusal(problem);
@@ -63,45 +60,24 @@ class TailResident final : public Kernel {
     return 4e-6 + factor * bytes / gpu_of(problem.device).bytes_per_second;
   }
 
-  explicit TailResident(const Problem& problem)
-      : problem_(problem),
-        shape_(TailShape::by_slabs(problem)),
-        numbers_(*numbers_of<ResidentNumbers>(problem)),
-        function_(source(), problem.device, launch_numbers()),
-        blocks_(shape_.slabs() * numbers_.blocks) {}
-
-  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
-  size_t workspace_bytes() const override { return 0; }
-
-  std::string describe() const override {
-    std::ostringstream out;
-    out << "slab: " << shape_.slab_elements() << " elements in the registers of " << numbers_.blocks
-        << (numbers_.blocks > 1 ? " blocks of a cluster" : " block") << '\n'
-        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements\n"
-        << "blocks: " << describe_blocks(blocks_, function_);
-    return out.str();
+  explicit TailResident(const Problem& problem) : SlabKernel(problem, TailShape::by_slabs(problem)) {
+    blocks_ = shape_.slabs() * numbers_.blocks;
   }
 
-  std::vector<std::string> numerics() const override {
-    return notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
-  }
-
-  void launch(const Arguments& arguments, void*, Stream stream) const override {
-    launch_slabs<TailParameters>(function_, blocks_, shape_, problem_, arguments, stream);
-  }
-
- private:
-  Source source() const {
+  static Source source(const Problem& problem, const TailShape& shape, const ResidentNumbers& numbers) {
+    // Enough blocks on a multiprocessor to hide latency: 512 threads of 128 registers. With 768 of 80 the
+    // values of a thread spill.
+    const int blocks_wanted = 512 / numbers.threads;
     std::ostringstream out;
     out << "#include \"tail/resident.cuh\"\n"
-        << tail_source(problem_, bits_of(problem_, problem_.output.dtype))
+        << tail_source(problem, bits_of(problem, problem.output.dtype))
         << Constants()
-               .add("threads", numbers_.threads, "width", shape_.width)
-               .add("vectors", numbers_.vectors, "blocks", numbers_.blocks)
+               .add("threads", numbers.threads, "width", shape.width)
+               .add("vectors", numbers.vectors, "blocks", numbers.blocks)
                .numbers()
         << "using Agent = onepass::TailResident<onepass::Tail, Numbers>;\n"
-        << "static_assert(sizeof(Agent::Shared) == " << numbers_.shared_bytes() << ");\n"
-        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", " << blocks_wanted()
+        << "static_assert(sizeof(Agent::Shared) == " << numbers.shared_bytes() << ");\n"
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers.threads << ", " << blocks_wanted
         << ") onepass_tail_resident(const __grid_constant__ Agent::Parameters p) {\n"
         << "  extern __shared__ __align__(128) unsigned char memory[];\n"
         << wait_source() << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory)}.run();\n"
@@ -109,24 +85,13 @@ class TailResident final : public Kernel {
     return {"onepass_tail_resident", out.str()};
   }
 
-  // Enough blocks on a multiprocessor to hide latency: 512 threads of 128 registers. With 768 of 80 the
-  // values of a thread spill.
-  int blocks_wanted() const { return 512 / numbers_.threads; }
-
-  Launch launch_numbers() const {
-    return {static_cast<uint32_t>(numbers_.blocks),
-            static_cast<uint32_t>(numbers_.threads),
-            static_cast<uint32_t>(numbers_.blocks),
-            static_cast<uint32_t>(numbers_.shared_bytes()),
-            false,
-            true};
+  std::string describe() const override {
+    std::ostringstream out;
+    out << "slab: " << shape_.slab_elements() << " elements in the registers of " << cluster_text() << '\n'
+        << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements\n"
+        << "blocks: " << describe_blocks(blocks_, function_);
+    return out.str();
   }
-
-  Problem problem_;
-  TailShape shape_;
-  ResidentNumbers numbers_;
-  Function function_;
-  Number blocks_;
 };
 
 }  // namespace

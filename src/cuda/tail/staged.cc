@@ -5,11 +5,7 @@
 #include <iterator>
 #include <sstream>
 
-#include "cuda/notes.h"
-#include "cuda/row_numbers.h"
-#include "cuda/runtime/parameters.h"
-#include "cuda/tail/tail.h"
-#include "tail/parameters.cuh"
+#include "cuda/tail/slab_kernel.h"
 
 namespace onepass {
 namespace cuda {
@@ -55,6 +51,7 @@ struct StagedNumbers {
 
   bool fits() const { return blocks > 0; }
 
+  bool waits() const { return !overlapped; }
   // The size of the kernel's `Shared`.
   int64_t shared_bytes() const {
     const int64_t vector_bytes = int64_t{threads} * width * input_bytes;
@@ -154,7 +151,7 @@ struct StagedNumbers {
   }
 };
 
-class TailStaged final : public Kernel {
+class TailStaged final : public SlabKernel<TailStaged, StagedNumbers> {
  public:
   static std::string refusal(const Problem& problem) {
     std::string reason = slab_refusal(problem);
@@ -195,24 +192,35 @@ class TailStaged final : public Kernel {
     return 4e-6 + std::max(copy, rounds * slab);
   }
 
-  explicit TailStaged(const Problem& problem)
-      : problem_(problem),
-        shape_(TailShape::by_slabs(problem)),
-        numbers_(*numbers_of<StagedNumbers>(problem)),
-        function_(source(), problem.device, launch_numbers()),
-        blocks_(minimum(shape_.slabs(), function_.resident_clusters()) * numbers_.blocks) {}
+  explicit TailStaged(const Problem& problem) : SlabKernel(problem, TailShape::by_slabs(problem)) {
+    blocks_ = minimum(shape_.slabs(), function_.resident_clusters()) * numbers_.blocks;
+  }
+
+  static Source source(const Problem& problem, const TailShape&, const StagedNumbers& numbers) {
+    std::ostringstream out;
+    out << "#include \"tail/staged.cuh\"\n"
+        << tail_source(problem, bits_of(problem, problem.output.dtype)) << numbers.source()
+        << "using Agent = onepass::TailStaged<onepass::Tail, Numbers>;\n"
+        << "static_assert(sizeof(Agent::Shared) == " << numbers.shared_bytes() << ");\n"
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers.threads
+        << ", 1) onepass_tail_staged(const __grid_constant__ Agent::Parameters p) {\n"
+        << "  extern __shared__ __align__(128) unsigned char memory[];\n"
+        << (numbers.waits() ? wait_source() : "")
+        << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory), static_cast<int>(blockIdx.x % "
+        << numbers.blocks << ")}.run();\n"
+        << "}\n";
+    return {"onepass_tail_staged", out.str()};
+  }
 
   Accuracy accuracy() const override {
-    Accuracy own = accuracy_of_chains(problem_);
+    Accuracy own = SlabKernel::accuracy();
     if (numbers_.holds_f16) own.held = Accuracy::Held::as_f16;
     return own;
   }
-  size_t workspace_bytes() const override { return 0; }
 
   std::string describe() const override {
     std::ostringstream out;
-    out << "slab: " << shape_.slab_elements() << " elements in " << numbers_.blocks
-        << (numbers_.blocks > 1 ? " blocks of a cluster" : " block") << '\n'
+    out << "slab: " << shape_.slab_elements() << " elements in " << cluster_text() << '\n'
         << "schedule: " << (numbers_.overlapped ? "overlapped" : "ring") << '\n'
         << "thread: " << numbers_.vectors << " vectors of " << shape_.width << " elements, "
         << numbers_.describe() << '\n'
@@ -221,47 +229,8 @@ class TailStaged final : public Kernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return where(numbers_.holds_f16, note::held_as_f16) +
-           notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
+    return where(numbers_.holds_f16, note::held_as_f16) + SlabKernel::numerics();
   }
-
-  void launch(const Arguments& arguments, void*, Stream stream) const override {
-    launch_slabs<TailParameters>(function_, blocks_, shape_, problem_, arguments, stream);
-  }
-
- private:
-  Source source() const {
-    std::ostringstream out;
-    out << "#include \"tail/staged.cuh\"\n"
-        << tail_source(problem_, bits_of(problem_, problem_.output.dtype)) << numbers_.source()
-        << "using Agent = onepass::TailStaged<onepass::Tail, Numbers>;\n"
-        << "static_assert(sizeof(Agent::Shared) == " << numbers_.shared_bytes() << ");\n"
-        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads
-        << ", 1) onepass_tail_staged(const __grid_constant__ Agent::Parameters p) {\n"
-        << "  extern __shared__ __align__(128) unsigned char memory[];\n"
-        << (waits() ? wait_source() : "")
-        << "  Agent{p, *reinterpret_cast<Agent::Shared*>(memory), static_cast<int>(blockIdx.x % "
-        << numbers_.blocks << ")}.run();\n"
-        << "}\n";
-    return {"onepass_tail_staged", out.str()};
-  }
-
-  bool waits() const { return !numbers_.overlapped; }
-
-  Launch launch_numbers() const {
-    return {static_cast<uint32_t>(numbers_.blocks),
-            static_cast<uint32_t>(numbers_.threads),
-            static_cast<uint32_t>(numbers_.blocks),
-            static_cast<uint32_t>(numbers_.shared_bytes()),
-            false,
-            waits()};
-  }
-
-  Problem problem_;
-  TailShape shape_;
-  StagedNumbers numbers_;
-  Function function_;
-  Number blocks_;
 };
 
 }  // namespace

@@ -6,11 +6,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "cuda/notes.h"
-#include "cuda/row_numbers.h"
-#include "cuda/runtime/parameters.h"
-#include "cuda/tail/tail.h"
-#include "tail/parameters.cuh"
+#include "cuda/tail/slab_kernel.h"
 
 namespace onepass {
 namespace cuda {
@@ -29,10 +25,14 @@ struct StripNumbers {
   int blocks = 0;   // in a cluster; 0 where no strip fits one
   int at_once = 2;  // vectors of a thread that are written together
   int threads_of_multiprocessor = 1024;
+  int input_bytes = 0;  // of an element
+  int64_t group_channels = 1;
 
   explicit StripNumbers(const Problem& problem) {
     const TailShape shape(problem);
     width = shape.width;
+    input_bytes = static_cast<int>(byte_size(problem.input.dtype));
+    group_channels = shape.group_channels();
     // What stages after the norm read is loaded for all of them before it is used.
     for (const TailParts::Stage& stage : shape.parts.after) {
       if (argument_kind(stage.pointwise.op) == ArgumentKind::tensor) at_once = 4;
@@ -41,13 +41,13 @@ struct StripNumbers {
     // where each channel has sums of its own.
     const int64_t others = count_channel_values(shape.parts.before) +
                            count_channel_values(shape.parts.after) +
-                           (before_bytes(problem, shape) > 0 ? 1 : 0) + (piece(shape) == 1 ? 1 : 0);
+                           (before_bytes(problem, shape) > 0 ? 1 : 0) + (piece() == 1 ? 1 : 0);
     if (width > 4) threads_of_multiprocessor -= static_cast<int>(256 * std::min<int64_t>(2, others));
     const Gpu& gpu = gpu_of(problem.device);
     StripNumbers best = *this;
     double least = std::numeric_limits<double>::infinity();
     const auto consider = [&] {
-      if (shared_bytes(problem, shape) > gpu.shared_bytes_per_block) return;
+      if (shared_bytes() > gpu.shared_bytes_per_block) return;
       const double time = weight(problem, shape, 1) * std::pow(weight(problem, shape, 64), 2);
       if (time >= least) return;
       least = time;
@@ -78,19 +78,20 @@ struct StripNumbers {
   int64_t strips(const TailShape& shape) const { return shape.channels / strip; }
 
   // The size of the kernel's `Shared`.
-  int64_t shared_bytes(const Problem& problem, const TailShape& shape) const {
-    const int64_t values = int64_t{vectors} * threads * width * byte_size(problem.input.dtype);
-    const int64_t parts = threads / 32 / set_warps() * (strip / piece(shape));
-    const int64_t slabs = strip / shape.group_channels();
+  int64_t shared_bytes() const {
+    const int64_t values = int64_t{vectors} * threads * width * input_bytes;
+    const int64_t parts = threads / 32 / set_warps() * (strip / piece());
+    const int64_t slabs = strip / group_channels;
     const int64_t exchange = blocks > 1 ? slabs * blocks : 1;
     return values + (parts + exchange + slabs) * 16 + 16;
   }
 
+  static constexpr bool waits() { return true; }
+
   // Blocks that a multiprocessor has room for.
-  int resident(const Problem& problem, const TailShape& shape) const {
+  int resident(const Gpu& gpu) const {
     constexpr int64_t reserved = 1024;  // of each block, by the driver
-    const Gpu& gpu = gpu_of(problem.device);
-    const int64_t by_memory = gpu.shared_bytes_per_multiprocessor / (shared_bytes(problem, shape) + reserved);
+    const int64_t by_memory = gpu.shared_bytes_per_multiprocessor / (shared_bytes() + reserved);
     const int64_t by_threads = threads_of_multiprocessor / threads;
     return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({by_memory, by_threads, 16})));
   }
@@ -100,7 +101,7 @@ struct StripNumbers {
   double weight(const Problem& problem, const TailShape& shape, int64_t batch) const {
     const Gpu& gpu = gpu_of(problem.device);
     const double units = static_cast<double>(batch * strips(shape));
-    const int per_multiprocessor = resident(problem, shape);
+    const int per_multiprocessor = resident(gpu);
     // Clusters lie within GPCs, and one of those has fewer multiprocessors.
     const double clusters =
         std::max(1, gpu.multiprocessors * per_multiprocessor / blocks - (blocks >= 8 ? 1 : 0));
@@ -121,7 +122,7 @@ struct StripNumbers {
     // Half of the multiprocessors reach the rate of all.
     const double used = std::min(1.0, 2 * units * blocks / gpu.multiprocessors);
     constexpr double of_copy = 1.2, launch = 4e-6;
-    const double memory = of_copy * waste(problem, shape) * bytes / (gpu.bytes_per_second * used);
+    const double memory = of_copy * waste(shape) * bytes / (gpu.bytes_per_second * used);
     return launch + gaps + std::max(rounds * (wait + work), memory + rounds * wait / per_multiprocessor);
   }
 
@@ -147,7 +148,7 @@ struct StripNumbers {
   static constexpr int64_t most_vectors = 256;  // more of them fit no shared memory
 
   // Neighbouring channels of every vector that are in one slab.
-  int64_t piece(const TailShape& shape) const { return std::gcd(int64_t{width}, shape.group_channels()); }
+  int64_t piece() const { return std::gcd(int64_t{width}, group_channels); }
   int set_warps() const { return strip / width / warp_columns; }
 
   // Tensors that stages before the norm read, of one element: they are read twice.
@@ -161,9 +162,9 @@ struct StripNumbers {
   }
 
   // Bytes that are moved for each one that is asked for: sectors of 32 bytes, which memory gives in pairs.
-  double waste(const Problem& problem, const TailShape& shape) const {
+  double waste(const TailShape& shape) const {
     constexpr double sector = 32;
-    const auto element = static_cast<double>(byte_size(problem.input.dtype));
+    const auto element = static_cast<double>(input_bytes);
     const double position = strip * element;
     const double warp = warp_columns * width * element;
     double factor = strip == shape.channels ? 1.0 : 1.0 + sector / 4 / position;
@@ -174,7 +175,7 @@ struct StripNumbers {
   }
 };
 
-class TailStrips final : public Kernel {
+class TailStrips final : public SlabKernel<TailStrips, StripNumbers> {
  public:
   static std::string refusal(const Problem& problem) {
     std::string reason = slab_refusal(problem, Order::interleaved);
@@ -197,47 +198,31 @@ class TailStrips final : public Kernel {
     return numbers_of<StripNumbers>(problem)->seconds(problem, shape, shape.batch.value());
   }
 
-  explicit TailStrips(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
-        numbers_(*numbers_of<StripNumbers>(problem)),
-        function_(source(), problem.device, launch_numbers()),
-        blocks_(shape_.batch * (numbers_.strips(shape_) * numbers_.blocks)) {}
-
-  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
-  size_t workspace_bytes() const override { return 0; }
+  explicit TailStrips(const Problem& problem) : SlabKernel(problem, TailShape(problem)) {
+    blocks_ = shape_.batch * (numbers_.strips(shape_) * numbers_.blocks);
+  }
 
   std::string describe() const override {
     std::ostringstream out;
     out << "strip: " << numbers_.strip << " channels of " << shape_.spatial
-        << " positions in the shared memory of " << numbers_.blocks
-        << (numbers_.blocks > 1 ? " blocks of a cluster" : " block") << '\n'
+        << " positions in the shared memory of " << cluster_text() << '\n'
         << "thread: " << numbers_.vectors << " vectors of " << numbers_.width << " channels; "
         << numbers_.warp_columns << " of a warp at a position\n"
         << "blocks: " << describe_blocks(blocks_, function_);
     return out.str();
   }
 
-  std::vector<std::string> numerics() const override {
-    return notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
-  }
-
-  void launch(const Arguments& arguments, void*, Stream stream) const override {
-    launch_slabs<TailParameters>(function_, blocks_, shape_, problem_, arguments, stream);
-  }
-
- private:
-  Source source() const {
+  static Source source(const Problem& problem, const TailShape&, const StripNumbers& numbers) {
     const std::string agent = "onepass::TailStrips<onepass::Tail, Numbers, ";
     std::ostringstream out;
     out << "#include \"tail/strips.cuh\"\n"
-        << tail_source(problem_, bits_of(problem_, problem_.output.dtype)) << numbers_.source()
+        << tail_source(problem, bits_of(problem, problem.output.dtype)) << numbers.source()
         << "using Agent = " << agent << "true>;\n"
         << "using Unaligned = " << agent << "false>;\n"
-        << "static_assert(sizeof(Agent::Shared) == " << shared_bytes()
+        << "static_assert(sizeof(Agent::Shared) == " << numbers.shared_bytes()
         << " && sizeof(Unaligned::Shared) == sizeof(Agent::Shared));\n"
-        << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
-        << numbers_.resident(problem_, shape_)
+        << "extern \"C\" __global__ void __launch_bounds__(" << numbers.threads << ", "
+        << numbers.resident(gpu_of(problem.device))
         << ") onepass_tail_strips(const __grid_constant__ Agent::Parameters p) {\n"
         << "  extern __shared__ __align__(128) unsigned char memory[];\n"
         << wait_source() << "  if (onepass::is_aligned(p, onepass::aligned_all)) {\n"
@@ -248,23 +233,6 @@ class TailStrips final : public Kernel {
         << "}\n";
     return {"onepass_tail_strips", out.str()};
   }
-
-  int64_t shared_bytes() const { return numbers_.shared_bytes(problem_, shape_); }
-
-  Launch launch_numbers() const {
-    return {static_cast<uint32_t>(numbers_.blocks),
-            static_cast<uint32_t>(numbers_.threads),
-            static_cast<uint32_t>(numbers_.blocks),
-            static_cast<uint32_t>(shared_bytes()),
-            false,
-            true};
-  }
-
-  Problem problem_;
-  TailShape shape_;
-  StripNumbers numbers_;
-  Function function_;
-  Number blocks_;
 };
 
 }  // namespace

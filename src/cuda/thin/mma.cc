@@ -12,7 +12,7 @@ namespace cuda {
 namespace {
 
 template <Hold hold>
-class ThinMma final : public Kernel {
+class ThinMma final : public WholeBlockKernel {
  public:
   // Why it cannot take the problem; empty where it can.
   static std::string refusal(const Problem& problem);
@@ -20,8 +20,7 @@ class ThinMma final : public Kernel {
   static double seconds(const Problem& problem, const PlanOptions&);
 
   explicit ThinMma(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
+      : WholeBlockKernel(problem),
         numbers_(*numbers_of(problem, shape_)),
         function_(
             source(), problem.device,
@@ -109,8 +108,6 @@ class ThinMma final : public Kernel {
                       hold == Hold::recompute ? "" : kept, 512 / numbers_.threads);
   }
 
-  Problem problem_;
-  ThinShape shape_;
   MmaNumbers numbers_;
   Function function_;
   Number lag_;  // between the passes of a tile: samples where values are recomputed, else tiles

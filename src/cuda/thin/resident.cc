@@ -248,16 +248,10 @@ std::shared_ptr<const ResidentNumbers> numbers_of(const Problem& problem, const 
                                    [&] { return ResidentNumbers(problem, shape, gpu_of(problem.device)); });
 }
 
-class ThinResident final : public Kernel {
+class ThinResident final : public WholeBlockKernel {
  public:
-  // Why it cannot take the problem; empty where it can.
-  static std::string refusal(const Problem& problem);
-  // Predicted time.
-  static double seconds(const Problem& problem, const PlanOptions&);
-
   explicit ThinResident(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
+      : WholeBlockKernel(problem),
         numbers_(*numbers_of(problem, shape_)),
         function_(source(), problem.device, launch_numbers()),
         blocks_(clusters() * numbers_.blocks) {}
@@ -316,14 +310,12 @@ class ThinResident final : public Kernel {
             true};
   }
 
-  Problem problem_;
-  ThinShape shape_;
   ResidentNumbers numbers_;
   Function function_;
   Number blocks_;
 };
 
-std::string ThinResident::refusal(const Problem& problem) {
+std::string refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
@@ -346,7 +338,7 @@ std::string ThinResident::refusal(const Problem& problem) {
   return "";
 }
 
-double ThinResident::seconds(const Problem& problem, const PlanOptions&) {
+double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const Gpu& gpu = gpu_of(problem.device);
   const std::shared_ptr<const ResidentNumbers> numbers = numbers_of(problem, shape);
@@ -358,6 +350,7 @@ double ThinResident::seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace
 }  // namespace cuda
 
-extern constexpr Strategy cuda_thin_resident = cuda::row_of<cuda::ThinResident>("thin_resident");
+extern constexpr Strategy cuda_thin_resident =
+    cuda::row_of<cuda::ThinResident>("thin_resident", cuda::refusal, cuda::seconds);
 
 }  // namespace onepass

@@ -77,32 +77,18 @@ struct SamplesNumbers {
 
   std::string source() const {
     return Constants()
-        .add("threads", threads)
-        .add("warps", warps())
-        .add("rows", rows)
-        .add("columns", columns)
-        .add("input_parts", input_parts)
-        .add("weight_parts", weight_parts)
-        .add("planes", planes)
-        .add("window_rows", window_rows)
-        .add("window_columns", window_columns)
-        .add("plane_units", plane_units)
-        .add("tiles", tiles)
-        .add("slots", slots)
+        .add("threads", threads, "warps", warps(), "rows", rows, "columns", columns)
+        .add("input_parts", input_parts, "weight_parts", weight_parts, "planes", planes)
+        .add("window_rows", window_rows, "window_columns", window_columns, "plane_units", plane_units)
+        .add("tiles", tiles, "slots", slots)
         .numbers();
   }
 };
 
-class ThinSamples final : public Kernel {
+class ThinSamples final : public WholeBlockKernel {
  public:
-  // Why it cannot take the problem; empty where it can.
-  static std::string refusal(const Problem& problem);
-  // Predicted time.
-  static double seconds(const Problem& problem, const PlanOptions&);
-
   explicit ThinSamples(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
+      : WholeBlockKernel(problem),
         numbers_(problem, shape_),
         workspace_(shape_, samples, numbers_.tiles, guards(problem) ? shape_.in_channels + 1 : 0),
         function_(
@@ -169,8 +155,6 @@ class ThinSamples final : public Kernel {
                 "}\n"};
   }
 
-  Problem problem_;
-  ThinShape shape_;
   SamplesNumbers numbers_;
   ThinWorkspace workspace_;
   Function function_;
@@ -179,7 +163,7 @@ class ThinSamples final : public Kernel {
   Number blocks_ = 1;
 };
 
-std::string ThinSamples::refusal(const Problem& problem) {
+std::string refusal(const Problem& problem) {
   std::string reason = thin_refusal(problem);
   if (!reason.empty()) return reason;
   if (!problem.block.has_mean()) return "the block does not end in a mean";
@@ -195,7 +179,7 @@ std::string ThinSamples::refusal(const Problem& problem) {
   return guards(problem) ? ThinCores::refusal(problem) : "";
 }
 
-double ThinSamples::seconds(const Problem& problem, const PlanOptions&) {
+double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape shape(problem);
   const SamplesNumbers numbers(problem, shape);
   const Gpu& gpu = gpu_of(problem.device);
@@ -229,6 +213,7 @@ double ThinSamples::seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace
 }  // namespace cuda
 
-extern constexpr Strategy cuda_thin_samples = cuda::row_of<cuda::ThinSamples>("thin_samples");
+extern constexpr Strategy cuda_thin_samples =
+    cuda::row_of<cuda::ThinSamples>("thin_samples", cuda::refusal, cuda::seconds);
 
 }  // namespace onepass

@@ -107,6 +107,15 @@ class ThinWorkspace {
   Region control_, marks_, guard_, parts_, sums_, statistics_;
 };
 
+// What the kernels of blocks with their convolution share.
+class WholeBlockKernel : public Kernel {
+ protected:
+  explicit WholeBlockKernel(const Problem& problem) : problem_(problem), shape_(problem) {}
+
+  Problem problem_;
+  ThinShape shape_;
+};
+
 // The row that takes every thin problem. It also computes any convolution of at most `most_channels_of_cores`
 // channels a group: samples that overflow the halves of other kernels are computed again by it. `marks`: the
 // samples to compute, nullptr for all.

@@ -21,7 +21,10 @@ constexpr int64_t most_channels_in_place = 256;
 constexpr int64_t least_columns_in_place = 16;
 constexpr int64_t max_position_floats = int64_t{1} << 22;
 
-int64_t extent(const Axis& axis, int64_t outputs) { return axis.window({0, outputs}).size(); }
+// What so many outputs meet. The first of them may meet nothing: a stride can be longer than the kernel.
+int64_t extent(const Axis& axis, int64_t outputs) {
+  return std::max<int64_t>(1, axis.window({0, outputs}).size());
+}
 
 }  // namespace
 

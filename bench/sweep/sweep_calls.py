@@ -14,7 +14,7 @@ from sweep_problems import LAYOUTS, Problem
 from torch import Tensor, nn
 
 import onepass
-from onepass import _cuda_explain
+from onepass import _cpu, _cuda_explain
 from onepass._description import describe
 
 Call = Callable[[], Any]
@@ -293,6 +293,8 @@ def plan_of(problem: Problem, device: str) -> tuple[str, float]:
     block = problem.block()
     text = onepass.explain(block, problem.shape, backward=problem.group == "tail_backward", **how)
     row, seconds = chosen_in(text)
+    if device == "cpu" and _apart_on_cpu(problem):
+        return "PyTorch's convolution and a tail", 0.0
     if problem.group == "block_step":
         wanted = next((line for line in text.splitlines() if "where gradients are wanted" in line), "")
         row = wanted.partition(": ")[2].replace("the same", row) if wanted else f"{row}, and its gradients"
@@ -302,6 +304,14 @@ def plan_of(problem: Problem, device: str) -> tuple[str, float]:
         layout = "nhwc" if problem.layout == "channels_last" else "nchw"
         seconds += torch.ops.onepass.cuda_framework_seconds(block, problem.shape, mode, layout, GPU)
     return row, seconds
+
+
+def _apart_on_cpu(problem: Problem) -> bool:
+    """Whether a fused module calls PyTorch's convolution."""
+    order = memory_format(problem.layout, problem.rank)
+    x = torch.empty(problem.shape, dtype=TYPES[problem.precision]).contiguous(memory_format=order)
+    how = (_cpu.geometry_of(x), torch.get_num_threads(), problem.gradients)
+    return _cpu.leaves_convolution(problem.block(), *how)
 
 
 def chosen_in(text: str) -> tuple[str, float]:

@@ -39,7 +39,7 @@ bool wants_bound(const Isa& isa, const Chain& chain) {
 
 std::unique_ptr<const Convolver> make_convolver(const Problem& problem, const Isa& isa, Lanes lanes,
                                                 int64_t cut, bool bound) {
-  if (lanes == Lanes::terms) return std::make_unique<GatheredConvolution>(problem, isa);
+  if (lanes == Lanes::terms) return std::make_unique<GatheredConvolution>(problem, isa, cut);
   if (lanes == Lanes::groups) return std::make_unique<GroupConvolution>(problem, isa, cut);
   return std::make_unique<ConvolutionStage>(problem, isa, lanes, cut, bound);
 }

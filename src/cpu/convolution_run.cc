@@ -11,6 +11,7 @@ namespace onepass::cpu {
 namespace {
 
 constexpr size_t max_tile_channels = 64;  // of any target: four vectors of 16
+constexpr int64_t phase_group_floats = 4 * 1024;
 
 bool contains(const Axis& axis, int64_t position) { return position >= 0 && position < axis.in; }
 
@@ -170,23 +171,30 @@ bool ConvolutionStage::row_is_used(int axis, int64_t relative) const {
   return false;
 }
 
-// Rows outside the input are left as they are: no tap reads them.
+// Rows outside the input are left as they are: no tap reads them. Where rows have phases, channels go in
+// groups whose row stays in L1 between them.
 float ConvolutionStage::stage(const void* input, int64_t sample, const Segment& segment, Range channels,
                               const Window& window, float* staged) const {
   float most = 0;
+  const int64_t width = std::max<int64_t>(1, window.inputs[2].size());
+  const int64_t group =
+      phase_count_ == 1 ? channels.size() : round_up(std::max<int64_t>(1, phase_group_floats / width), 4);
   for (int64_t d = 0; d < window.inputs[0].size(); ++d) {
     if (!row_is_used(0, d) || !contains(axes_[0], window.inputs[0].begin + d)) continue;
     for (int64_t h = 0; h < window.inputs[1].size(); ++h) {
       if (!row_is_used(1, h) || !contains(axes_[1], window.inputs[1].begin + h)) continue;
-      most = larger_or_nan(most,
-                           stage_row(input, sample, segment, channels, window, window.inputs[0].begin + d,
-                                     window.inputs[1].begin + h, staged + d * depth_pitch_ + h * row_pitch_));
+      float* row = staged + d * depth_pitch_ + h * row_pitch_;
+      for (int64_t c = channels.begin; c < channels.end; c += group, row += group * channel_pitch_) {
+        most = larger_or_nan(most,
+                             stage_row(input, sample, segment, {c, std::min(channels.end, c + group)}, window,
+                                       window.inputs[0].begin + d, window.inputs[1].begin + h, row));
+      }
     }
   }
   return most;
 }
 
-// One row of the window for all channels of a chunk, its phases one after another, zero beside the input.
+// One row of the window for some channels of a chunk, its phases one after another, zero beside the input.
 float ConvolutionStage::stage_row(const void* input, int64_t sample, const Segment& segment, Range channels,
                                   const Window& window, int64_t depth, int64_t height, float* row) const {
   float most = 0;
@@ -201,7 +209,7 @@ float ConvolutionStage::stage_row(const void* input, int64_t sample, const Segme
     int64_t last = axes_[2].in <= start ? 0 : ceil_div(axes_[2].in - start, phase_count_);
     last = std::clamp(last, first, count);
     float* to = row + phase * phase_pitch_;
-    for (int64_t c = 0; c < rows; ++c) {
+    for (int64_t c = 0; c < rows && last - first < count; ++c) {
       std::fill(to + c * channel_pitch_, to + c * channel_pitch_ + first, 0.0f);
       std::fill(to + c * channel_pitch_ + last, to + c * channel_pitch_ + count, 0.0f);
     }
@@ -277,7 +285,8 @@ void ConvolutionStage::convolve_rows(const Sums& sums, const Rows& rows, Range c
   bool add = channels.begin > 0;
   bool any = false;
   for (const TermList& list : rows.output_class->lists) any |= !list.taps.empty();
-  if (depth_taps.size() == 0 || height_taps.size() == 0 || !any) {
+  if (!any) return;  // filled before
+  if (depth_taps.size() == 0 || height_taps.size() == 0) {
     if (!add) clear_rows(sums, rows, tile);
     return;
   }
@@ -293,7 +302,7 @@ void ConvolutionStage::convolve_rows(const Sums& sums, const Rows& rows, Range c
   }
 }
 
-// No tap meets the input (or the stride is larger than the kernel): the bias alone.
+// No tap meets the input: the bias alone.
 void ConvolutionStage::clear_rows(const Sums& sums, const Rows& rows, const Tile& tile) const {
   for (int64_t row = 0; row < rows.count; ++row) {
     for (int64_t p = 0; p < rows.pixels; ++p) {
@@ -386,8 +395,23 @@ void ConvolutionStage::convolve_class(const Task& task, size_t class_index, cons
   }
 }
 
+// The stride of a transposed convolution is larger than its kernel: outputs without a tap are the bias.
+void ConvolutionStage::fill_with_bias(const Task& task, const float* packed, int64_t pixels,
+                                      const Sums& sums) const {
+  const float* bias = packed + bias_at_ + task.segment.channels.begin;
+  const int64_t channels = task.segment.channels.size();
+  if (lanes_ == Lanes::pixels) {
+    for (int64_t c = 0; c < channels; ++c) std::fill_n(sums.data + c * sums.channel_stride, pixels, bias[c]);
+    return;
+  }
+  for (int64_t p = 0; p < pixels; ++p) std::copy_n(bias, channels, sums.data + p * sums.pixel_stride);
+}
+
 void ConvolutionStage::convolve(const Task& task, const float* packed, Range channels, Range rows,
                                 const float* staged, const Sums& sums) const {
+  if (has_bare_classes_ && channels.begin == 0) {
+    fill_with_bias(task, packed, rows.size() * task.block.outputs[2].size(), sums);
+  }
   for (int64_t row = rows.begin; row < rows.end; row += rows_per_cache_block_) {
     const Range part{row, std::min(rows.end, row + rows_per_cache_block_)};
     for (int64_t strip = 0; strip < strips_; ++strip) {

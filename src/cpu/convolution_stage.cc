@@ -124,6 +124,8 @@ ConvolutionStage::ConvolutionStage(const Problem& problem, const Isa& isa, Lanes
   choose_window();
   choose_cache_blocks();
   build_classes();
+  // Looking at an input costs as much as the shorter form of an output's step saves.
+  wants_bound_ &= staged_elements() <= static_cast<double>(element_count(output));
 }
 
 // Segments lie within a group of the convolution, do not cross a multiple of `cut`, and are small enough for
@@ -318,6 +320,9 @@ void ConvolutionStage::build_classes() {
           list.offsets[0] = make_offsets(result, list, chunk_channels());
           list.offsets[1] = make_offsets(result, list, in_channels_per_group_ / chunk_count_);
         }
+        bool bare = true;
+        for (const TermList& list : result.lists) bare &= list.taps.empty();
+        has_bare_classes_ |= bare;
         classes_.push_back(std::move(result));
       }
     }
@@ -419,26 +424,49 @@ double ConvolutionStage::read_weights() const {
   return static_cast<double>(packed_floats_) * static_cast<double>(batch_ * block_count());
 }
 
-double ConvolutionStage::staged_elements() const {
-  double window = 1;
-  for (size_t i = 0; i < 3; ++i) {
-    double positions = 0;
-    for (int64_t part = 0; part < block_counts_[i]; ++part) {
-      positions += static_cast<double>(axes_[i].window(block_range(i, part)).size());
-    }
-    window *= positions;
+// Input positions of an axis in the windows of all its blocks.
+double ConvolutionStage::staged_positions(size_t axis) const {
+  double positions = 0;
+  for (int64_t part = 0; part < block_counts_[axis]; ++part) {
+    positions += static_cast<double>(axes_[axis].window(block_range(axis, part)).size());
   }
+  return positions;
+}
+
+// Each of them is staged for a channel this many times.
+double ConvolutionStage::staged_windows() const {
   const auto segments = static_cast<int64_t>(segments_.size());
   const int64_t windows =
       chunk_count_ == 1 ? std::max(group_count_, ceil_div(segments, segments_per_task_)) : segments;
-  return static_cast<double>(batch_ * windows * in_channels_per_group_) * window;
+  return static_cast<double>(batch_ * windows);
+}
+
+double ConvolutionStage::staged_elements() const {
+  return staged_windows() * static_cast<double>(in_channels_per_group_) * staged_positions(0) *
+         staged_positions(1) * staged_positions(2);
+}
+
+double ConvolutionStage::staged_rows() const {
+  double parts = staged_windows() * static_cast<double>(in_channels_per_group_ * block_counts_[2]);
+  for (size_t i = 0; i < 2; ++i) {
+    parts *= std::min(staged_positions(i), static_cast<double>(axes_[i].out * axes_[i].kernel));
+  }
+  return parts * static_cast<double>(std::min(phase_count_, axes_[2].kernel));
+}
+
+double ConvolutionStage::scattered_sums() const {
+  if (lanes_ != Lanes::pixels || axes_[2].class_stride() == interleaved_classes()) return 0;
+  const int64_t pixels = axes_[0].out * axes_[1].out * axes_[2].out;
+  return static_cast<double>(batch_ * group_count_ * out_channels_per_group_) * static_cast<double>(pixels);
 }
 
 int64_t ConvolutionStage::staged_stride_bytes() const {
   constexpr int64_t turned_at_once = 4;  // channels, in registers
+  constexpr int64_t most_picked = 4;     // strides whose elements are picked from vectors
   const int64_t stride = input_.strides[2] * phase_count_;
   const bool turned = input_.channel_stride == 1 && in_channels_per_group_ >= turned_at_once;
-  return stride == 1 || turned ? 0 : stride * byte_size(input_.dtype);
+  const bool picked = input_.dtype == DType::f32 && stride <= most_picked;
+  return stride == 1 || turned || picked ? 0 : stride * byte_size(input_.dtype);
 }
 
 std::string ConvolutionStage::describe() const {

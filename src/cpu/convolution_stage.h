@@ -47,7 +47,12 @@ class ConvolutionStage final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
-  int64_t staged_stride_bytes() const override;
+  // Parts of input rows that are staged, one for each channel and phase, for the cost.
+  double staged_rows() const;
+  // Sums that are stored one by one, for the cost: rows of pixel lanes whose classes do not alternate.
+  double scattered_sums() const;
+  // Bytes between input elements that staging reads one at a time; 0 where it reads vectors.
+  int64_t staged_stride_bytes() const;
   std::string describe() const override;
 
   void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
@@ -150,6 +155,8 @@ class ConvolutionStage final : public Convolver {
     return lanes_ == Lanes::pixels && two ? 2 : 1;
   }
   bool row_is_used(int axis, int64_t relative) const;
+  double staged_positions(size_t axis) const;
+  double staged_windows() const;
 
   // Both return the largest magnitude they staged.
   float stage(const void* input, int64_t sample, const Segment& segment, Range channels, const Window& window,
@@ -166,6 +173,7 @@ class ConvolutionStage final : public Convolver {
   void convolve_terms(const Sums& sums, const Rows& rows, Range channels, const Tile& tile, Range taps,
                       bool add) const;
   void clear_rows(const Sums& sums, const Rows& rows, const Tile& tile) const;
+  void fill_with_bias(const Task& task, const float* packed, int64_t pixels, const Sums& sums) const;
   float bound_of(const Task& task, const float* packed, float largest_input) const;
   Sums sums_at(float* data, const Task& task, int64_t pixels) const;
   const float* packed_list(const float* packed, size_t segment, size_t class_index, size_t list) const {
@@ -194,6 +202,7 @@ class ConvolutionStage final : public Convolver {
   std::vector<Segment> segments_;
   std::vector<int64_t> weight_offsets_;  // [segment][class][list]
   std::vector<OutputClass> classes_;
+  bool has_bare_classes_ = false;  // without a tap along the width
   std::array<int64_t, 3> block_counts_{1, 1, 1};
   int64_t max_segment_channels_ = 0, max_block_pixels_ = 0, max_panel_pixels_ = 0;
   int64_t segments_per_task_ = 1;

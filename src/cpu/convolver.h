@@ -80,8 +80,6 @@ class Convolver : public Uncopied {
   virtual double read_weights() const = 0;
   // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
   virtual double staged_elements() const = 0;
-  // Bytes between input elements that staging reads one at a time; 0 where it reads vectors.
-  virtual int64_t staged_stride_bytes() const = 0;
   virtual std::string describe() const = 0;
 
   // What the tasks read of weights and bias (null: none), as f32 in their order.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
 
@@ -53,17 +54,21 @@ constexpr double hand_out_seconds = 2e-6;  // one pass of one wave, on any numbe
 
 double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step_ns : rate.exp_step_ns; }
 
+// Of a part of an input row in staging, and of a sum that is stored alone (Neoverse-V1, 2026-11-18).
+constexpr double staged_row_ns = 2.5;
+constexpr double scattered_sum_ns = 1;
+
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
 // line of its own: a depthwise convolution of 64 channels in channels last, 1.5 ms for 0.2 million
 // (Neoverse-V1).
-double staging_ns(const Rates& rate, const Convolver& convolution) {
+double staging_ns(const Rates& rate, const ConvolutionStage& convolution) {
   const int64_t stride = convolution.staged_stride_bytes();
   if (stride == 0) return rate.move_ns;
   return stride < 64 ? 3 * rate.move_ns : 5.0;
 }
 
 // Convolutions by windows and packed weights.
-double tiled_seconds(const Rates& rate, const Convolver& convolution) {
+double tiled_seconds(const Rates& rate, const ConvolutionStage& convolution) {
   // A pixel tile loads a vector of pixels for each of its channels' multiply-adds.
   const auto tile =
       static_cast<double>(std::min<int64_t>(max_pixel_tile_channels, convolution.max_segment_channels()));
@@ -76,15 +81,21 @@ double tiled_seconds(const Rates& rate, const Convolver& convolution) {
   return 2 * convolution.padded_multiply_adds() / flops +
          read_floats * sizeof(float) / (2 * rate.bytes_per_second) +
          static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9 +
-         convolution.staged_elements() * staging_ns(rate, convolution) * 1e-9;
+         convolution.staged_elements() * staging_ns(rate, convolution) * 1e-9 +
+         convolution.staged_rows() * staged_row_ns * 1e-9 +
+         convolution.scattered_sums() * scattered_sum_ns * 1e-9;
 }
 
-// Convolutions by gathered terms: a run of taps takes as long to begin as four elements to copy.
+// Convolutions by gathered terms: a run of taps takes as long to begin as four elements to copy. Planes that
+// are turned or get a border are copied before. Terms that are read in place miss L1.
 double gathered_seconds(const Rates& rate, const GatheredConvolution& convolution) {
   const double products = 2 * convolution.padded_multiply_adds() / (rate.channel_tile_flops * 0.9);
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
-  const double gather_ns = rate.move_ns * (1 + 4 / static_cast<double>(convolution.run_width()));
-  return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9;
+  double gather_ns = rate.move_ns * (1 + 4 / static_cast<double>(convolution.run_width()));
+  if (convolution.has_one_tap()) gather_ns = rate.move_ns * (convolution.in_place() ? 0.5 : 1.2);
+  return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9 +
+         convolution.copied_elements() * rate.move_ns * 1e-9 +
+         convolution.copied_rows() * staged_row_ns * 1e-9;
 }
 
 // Convolutions in groups of few channels. Spreading channels over lanes, and turning contiguous ones, takes
@@ -107,7 +118,7 @@ double convolution_seconds(const Rates& rate, const Convolver& convolution) {
   if (const auto* grouped = dynamic_cast<const GroupConvolution*>(&convolution)) {
     return grouped_seconds(rate, *grouped);
   }
-  return tiled_seconds(rate, convolution);
+  return tiled_seconds(rate, dynamic_cast<const ConvolutionStage&>(convolution));
 }
 
 }  // namespace

@@ -13,6 +13,8 @@ constexpr int64_t max_chunk_terms = 4 * max_chain_terms;
 // Positions whose gathered terms stay in L2 beside the weights of a tile: 96 x 1024 floats are 384 KiB.
 constexpr int64_t task_positions = 96;
 constexpr int64_t max_pixels = 256;
+// Channels of a row that are copied together, where its pixels lie apart.
+constexpr int64_t line_channels = 16;
 // Terms are gathered once for each segment: 256 channels take ten times as long as gathering.
 constexpr int64_t max_task_channels = 256;
 constexpr int64_t min_task_channels = 32;
@@ -38,12 +40,23 @@ std::string GatheredConvolution::refusal(const Problem& problem) {
   int64_t taps = 1;
   for (size_t i = 2; i < output.size(); ++i) pixels *= output[i];
   for (const int64_t k : conv.kernel) taps *= k;
-  if (pixels > max_pixels) return "a sample has more than " + std::to_string(max_pixels) + " output pixels";
+  if (pixels > max_pixels && !reads_in_place(problem))
+    return "a sample has more than " + std::to_string(max_pixels) + " output pixels";
   if (taps > max_chunk_terms) return "the kernel has more than " + std::to_string(max_chunk_terms) + " taps";
   return "";
 }
 
-GatheredConvolution::GatheredConvolution(const Problem& problem, const Isa& isa)
+// A kernel of one tap over a dense f32 input in channels last.
+bool GatheredConvolution::reads_in_place(const Problem& problem) {
+  const Shape output = problem.block.conv_output_shape(problem.input.sizes);
+  for (const Axis& axis : make_axes(*problem.block.conv(), problem.input.sizes, output)) {
+    if (!axis.is_identity()) return false;
+  }
+  const TensorMap map(problem.input);
+  return map.dtype == DType::f32 && map.is_panel(Orientation::interleaved) && map.channel_stride == 1;
+}
+
+GatheredConvolution::GatheredConvolution(const Problem& problem, const Isa& isa, int64_t cut)
     : isa_(isa),
       input_(problem.input),
       weight_dtype_(problem.parameters[0].dtype),
@@ -60,31 +73,37 @@ GatheredConvolution::GatheredConvolution(const Problem& problem, const Isa& isa)
   chunk_count_ = ceil_div(group_inputs_, std::max<int64_t>(1, max_chunk_terms / taps_));
   samples_per_task_ =
       std::clamp<int64_t>(task_positions / std::max<int64_t>(1, pixels_), 1, std::max<int64_t>(1, batch_));
-  choose_segments(problem.device.threads);
+  in_place_ = reads_in_place(problem);
+  if (in_place_) block_count_ = std::max<int64_t>(1, ceil_div(pixels_, 2 * task_positions));
+  choose_segments(cut, problem.device.threads);
   choose_window();
   choose_runs();
   row_pitch_ = round_up(chunk_channels(0).size() * taps_, 16);
-  const int64_t positions = samples_per_task_ * pixels_;
-  gathered_floats_ = round_up(positions * row_pitch_, 16);
+  const int64_t positions = samples_per_task_ * max_panel_pixels();
+  gathered_floats_ = in_place_ ? 0 : round_up(positions * row_pitch_, 16);
   sum_floats_ = round_up(positions * padded_channels(max_segment_channels()), 16);
   if (weight_dtype_ != DType::f32) bias_at_ = group_count_ * group_outputs_ * terms_;
   packed_floats_ = bias_at_ + group_count_ * group_outputs_;
 }
 
 // Segments do not change the bits of a sum: there are as many as the threads want.
-void GatheredConvolution::choose_segments(int64_t threads) {
-  const int64_t parts = ceil_div(batch_, samples_per_task_) * group_count_;
+void GatheredConvolution::choose_segments(int64_t cut, int64_t threads) {
+  const int64_t parts = ceil_div(batch_, samples_per_task_) * block_count_ * group_count_;
   int64_t limit = max_task_channels;
   while (limit > min_task_channels && parts * ceil_div(group_outputs_, limit) < 2 * threads && threads > 1) {
     limit /= 2;
   }
-  const int64_t count = ceil_div(group_outputs_, limit);
-  for (int64_t group = 0; group < group_count_; ++group) {
+  int64_t first = 0;
+  while (first < group_outputs_ * group_count_) {
+    const int64_t group = first / group_outputs_;
+    const int64_t stop = std::min((group + 1) * group_outputs_, (first / cut + 1) * cut);
+    const int64_t count = ceil_div(stop - first, limit);
     for (int64_t i = 0; i < count; ++i) {
-      const Range part = even_part(group_outputs_, count, i);
-      const int64_t first = group * group_outputs_;
+      const Range part = even_part(stop - first, count, i);
       segments_.push_back({group, {first + part.begin, first + part.end}});
+      max_segment_channels_ = std::max(max_segment_channels_, part.size());
     }
+    first = stop;
   }
 }
 
@@ -99,7 +118,10 @@ void GatheredConvolution::choose_window() {
     window_[i] = has_border_ ? axes_[i].window({0, axes_[i].out}).size() : axes_[i].in;
     channel_pitch_ *= window_[i];
   }
-  if (taps_ == 1) return;
+  if (taps_ == 1) {
+    window_floats_ = in_place_ ? 0 : round_up(line_channels * axes_[2].out, 16);
+    return;
+  }
   const int64_t channels = chunk_channels(0).size();
   bordered_at_ = round_up(channels * input_.pixels(), 16);
   window_floats_ = bordered_at_ + (has_border_ ? round_up(channels * channel_pitch_, 16) : 0);
@@ -132,12 +154,17 @@ void GatheredConvolution::choose_runs() {
   for (size_t i = 0; i < offsets.size(); i += static_cast<size_t>(run_width_)) runs_.push_back(offsets[i]);
 }
 
-// A tile of few positions waits for its sums: four channels take four cycles a term.
+// A tile of few positions waits for its sums: four channels take four cycles a term. Fewer than four channels
+// load as much for each. Adding the lanes of sums takes as long as 16 terms, a partial vector as long as 32.
 double GatheredConvolution::padded_multiply_adds() const {
   constexpr int64_t least_positions = 4;
+  constexpr int64_t tile_channels = 4;
   const int64_t positions = std::max(least_positions, samples_per_task_ * pixels_);
   const double tasks = static_cast<double>(batch_) / static_cast<double>(samples_per_task_);
-  return tasks * static_cast<double>(positions * group_count_ * group_outputs_) * static_cast<double>(terms_);
+  const int64_t outputs = group_outputs_ + group_outputs_ % tile_channels;
+  const int64_t more = 16 + (chunk_channels(0).size() * taps_ % isa_.lanes != 0 ? 32 : 0);
+  return tasks * static_cast<double>(positions * group_count_ * outputs) *
+         static_cast<double>(terms_ + chunk_count_ * more);
 }
 
 double GatheredConvolution::read_weights() const {
@@ -151,10 +178,26 @@ double GatheredConvolution::staged_elements() const {
   return static_cast<double>(batch_ * pixels_) * static_cast<double>(segments * terms_);
 }
 
+double GatheredConvolution::copied_elements() const {
+  if (taps_ == 1) return 0;
+  const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
+  const bool planar = input_.is_panel(Orientation::planar) && input_.channel_stride == input_.pixels();
+  const int64_t copies = (planar ? 0 : 1) + (has_border_ ? 2 : 0);
+  return static_cast<double>(batch_ * segments * group_inputs_) *
+         static_cast<double>(copies * channel_pitch_);
+}
+
+double GatheredConvolution::copied_rows() const {
+  if (taps_ == 1 || !has_border_) return 0;
+  const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
+  return static_cast<double>(batch_ * segments * group_inputs_) *
+         static_cast<double>(axes_[0].in * axes_[1].in);
+}
+
 std::string GatheredConvolution::describe() const {
   std::ostringstream out;
   out << "lanes: terms of a sum (" << isa_.name << ", " << isa_.lanes << ")\n";
-  out << "samples in a task: " << samples_per_task_ << " of " << pixels_ << " pixels\n";
+  out << "samples in a task: " << samples_per_task_ << " of " << max_panel_pixels() << " pixels\n";
   out << "segments: " << segments_.size() << " of at most " << max_segment_channels() << " channels\n";
   out << "chunks of input channels: " << chunk_count_ << '\n';
   out << "packed weights: " << (weight_dtype_ == DType::f32 ? "none" : "as f32") << '\n';
@@ -240,7 +283,7 @@ void GatheredConvolution::gather(const float* window, int64_t channels, float* r
 }
 
 void GatheredConvolution::gather_pixels(const void* input, int64_t sample, int64_t first_channel,
-                                        int64_t channels, float* rows) const {
+                                        int64_t channels, float* rows, float* line) const {
   const auto& [depth, height, width] = axes_;
   if (has_border_) std::fill_n(rows, pixels_ * row_pitch_, 0.0f);
   // The outputs that meet the input, along a dimension.
@@ -249,23 +292,58 @@ void GatheredConvolution::gather_pixels(const void* input, int64_t sample, int64
                  std::min(axis.out, ceil_div(axis.in + axis.padding, axis.stride))};
   };
   const Range columns = inside(width);
-  for (int64_t d = inside(depth).begin; d < inside(depth).end; ++d) {
-    for (int64_t h = inside(height).begin; h < inside(height).end; ++h) {
-      TransferArguments t;
-      t.panel = rows + ((d * height.out + h) * width.out + columns.begin) * row_pitch_;
-      t.panel_stride = row_pitch_;
-      t.rows = columns.size();
-      t.cols = channels;
-      t.dtype = input_.dtype;
-      const int64_t element = sample * input_.sample_stride + first_channel * input_.channel_stride +
-                              (d * depth.stride - depth.padding) * input_.strides[0] +
-                              (h * height.stride - height.padding) * input_.strides[1] +
-                              (columns.begin * width.stride - width.padding) * input_.strides[2];
-      t.tensor = const_cast<char*>(static_cast<const char*>(input)) + element * byte_size(input_.dtype);
-      t.row_stride = width.stride * input_.strides[2];
-      t.col_stride = input_.channel_stride;
-      if (t.rows > 0) isa_.load(t);
+  if (columns.size() <= 0) return;
+  // Rows of pixels that lie apart are first copied without gaps. The memory of few channels is read at a
+  // time.
+  const bool apart = input_.channel_stride != 1 && width.stride * input_.strides[2] != 1;
+  const int64_t step = apart ? line_channels : channels;
+  for (int64_t c = 0; c < channels; c += step) {
+    const int64_t count = std::min(step, channels - c);
+    for (int64_t d = inside(depth).begin; d < inside(depth).end; ++d) {
+      for (int64_t h = inside(height).begin; h < inside(height).end; ++h) {
+        const int64_t element = sample * input_.sample_stride + (first_channel + c) * input_.channel_stride +
+                                (d * depth.stride - depth.padding) * input_.strides[0] +
+                                (h * height.stride - height.padding) * input_.strides[1] +
+                                (columns.begin * width.stride - width.padding) * input_.strides[2];
+        TransferArguments t;
+        t.tensor = const_cast<char*>(static_cast<const char*>(input)) + element * byte_size(input_.dtype);
+        t.dtype = input_.dtype;
+        if (apart) {
+          t.panel = line;
+          t.panel_stride = t.cols = columns.size();
+          t.rows = count;
+          t.row_stride = input_.channel_stride;
+          t.col_stride = width.stride * input_.strides[2];
+          isa_.load(t);
+          t.tensor = reinterpret_cast<char*>(line);
+          t.dtype = DType::f32;
+        }
+        t.panel = rows + ((d * height.out + h) * width.out + columns.begin) * row_pitch_ + c;
+        t.panel_stride = row_pitch_;
+        t.rows = columns.size();
+        t.cols = count;
+        t.row_stride = apart ? 1 : width.stride * input_.strides[2];
+        t.col_stride = apart ? columns.size() : input_.channel_stride;
+        isa_.load(t);
+      }
     }
+  }
+}
+
+// Samples one behind another are one run of positions.
+void GatheredConvolution::multiply_in_place(const Arguments& arguments, const ConvolutionTask& task,
+                                            Range channels, DotTileArguments t) const {
+  const Range pixels = even_part(pixels_, block_count_, task.block);
+  const int64_t first = segments_[task.segment].group * group_inputs_ + channels.begin;
+  t.x_stride = input_.pixel_stride;
+  const bool run = block_count_ == 1 && input_.sample_stride == pixels_ * input_.pixel_stride;
+  const int64_t step = run ? task.samples.size() : 1;
+  t.positions = step * pixels.size();
+  for (int64_t sample = task.samples.begin; sample < task.samples.end; sample += step) {
+    t.x = static_cast<const float*>(arguments.input) + sample * input_.sample_stride + first +
+          pixels.begin * input_.pixel_stride;
+    isa_.dot_tile(t);
+    t.sums += t.positions * t.sums_stride;
   }
 }
 
@@ -289,27 +367,30 @@ void GatheredConvolution::run(const Arguments& arguments, const float* packed, f
   for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
     const Range channels = chunk_channels(chunk);
     const int64_t first = segment.group * group_inputs_ + channels.begin;
+    t.weights = weights + segment.channels.begin * terms_ + channels.begin * taps_;
+    t.terms = channels.size() * taps_;
+    t.add = chunk > 0;
+    if (in_place_) {
+      multiply_in_place(arguments, task, channels, t);
+      continue;
+    }
     float* to = rows;
     for (int64_t sample = task.samples.begin; sample < task.samples.end;
          ++sample, to += pixels_ * row_pitch_) {
       if (taps_ == 1) {
-        gather_pixels(arguments.input, sample, first, channels.size(), to);
+        gather_pixels(arguments.input, sample, first, channels.size(), to, window);
         continue;
       }
       gather(stage(arguments.input, sample, first, channels.size(), window), channels.size(), to);
     }
-    t.weights = weights + segment.channels.begin * terms_ + channels.begin * taps_;
-    t.terms = channels.size() * taps_;
-    t.add = chunk > 0;
     isa_.dot_tile(t);
   }
   float* sums = t.sums;
+  const Range pixels = even_part(pixels_, block_count_, task.block);
   for (int64_t sample = task.samples.begin; sample < task.samples.end; ++sample) {
-    consume({sums,
-             t.sums_stride,
-             {sample, segment.channels, {0, pixels_}},
-             std::numeric_limits<float>::infinity()});
-    sums += pixels_ * t.sums_stride;
+    consume(
+        {sums, t.sums_stride, {sample, segment.channels, pixels}, std::numeric_limits<float>::infinity()});
+    sums += pixels.size() * t.sums_stride;
   }
 }
 

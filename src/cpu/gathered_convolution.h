@@ -20,17 +20,20 @@ namespace onepass::cpu {
 
 class GatheredConvolution final : public Convolver {
  public:
-  GatheredConvolution(const Problem& problem, const Isa& isa);
+  // `cut`: segments may not cross a multiple of this many channels (the channels of a slab, or all).
+  GatheredConvolution(const Problem& problem, const Isa& isa, int64_t cut);
 
   // Why it cannot be built; empty where it can.
   static std::string refusal(const Problem& problem);
 
   Lanes lanes() const override { return Lanes::terms; }
   const std::vector<Segment>& segments() const override { return segments_; }
-  int64_t block_count() const override { return 1; }
-  int64_t block_pixels(int64_t) const override { return pixels_; }
-  int64_t max_segment_channels() const override { return segments_[0].channels.size(); }
-  int64_t max_panel_pixels() const override { return pixels_; }
+  int64_t block_count() const override { return block_count_; }
+  int64_t block_pixels(int64_t block) const override {
+    return even_part(pixels_, block_count_, block).size();
+  }
+  int64_t max_segment_channels() const override { return max_segment_channels_; }
+  int64_t max_panel_pixels() const override { return block_pixels(0); }
   int64_t padded_channels(int64_t channels) const override { return round_up(channels, isa_.lanes); }
   int64_t segments_per_task() const override { return 1; }
   int64_t samples_per_task() const override { return samples_per_task_; }
@@ -40,9 +43,13 @@ class GatheredConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
+  // Of copies before terms are gathered, for the cost: elements, and rows of a channel.
+  double copied_elements() const;
+  double copied_rows() const;
   // Floats of a run of taps.
   int64_t run_width() const { return run_width_; }
-  int64_t staged_stride_bytes() const override { return 0; }
+  bool has_one_tap() const { return taps_ == 1; }
+  bool in_place() const { return in_place_; }
   std::string describe() const override;
 
   void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
@@ -51,9 +58,10 @@ class GatheredConvolution final : public Convolver {
            const std::function<void(const Panel&)>& consume) const override;
 
  private:
-  void choose_segments(int64_t threads);
+  void choose_segments(int64_t cut, int64_t threads);
   void choose_window();
   void choose_runs();
+  static bool reads_in_place(const Problem& problem);
 
   Range chunk_channels(int64_t chunk) const { return even_part(group_inputs_, chunk_count_, chunk); }
   // The input channels of one sample as f32 planes with zeros beside the input: in place where they lie so.
@@ -61,9 +69,11 @@ class GatheredConvolution final : public Convolver {
                      float* planes) const;
   // The terms of all positions of one sample, a row each.
   void gather(const float* window, int64_t channels, float* rows) const;
-  // The same for a kernel of one tap, straight from the input.
-  void gather_pixels(const void* input, int64_t sample, int64_t first_channel, int64_t channels,
-                     float* rows) const;
+  // The same for a kernel of one tap, straight from the input; `line`: room for a row of some channels.
+  void gather_pixels(const void* input, int64_t sample, int64_t first_channel, int64_t channels, float* rows,
+                     float* line) const;
+  void multiply_in_place(const Arguments& arguments, const ConvolutionTask& task, Range channels,
+                         DotTileArguments t) const;
 
   const Isa& isa_;
   TensorMap input_;
@@ -76,6 +86,9 @@ class GatheredConvolution final : public Convolver {
   std::array<Axis, 3> axes_;
 
   std::vector<Segment> segments_;
+  int64_t max_segment_channels_ = 0;
+  bool in_place_ = false;  // a position's channels are its terms, as they lie in memory
+  int64_t block_count_ = 1;
   int64_t samples_per_task_ = 1;
   int64_t chunk_count_ = 1;
   bool has_border_ = false;          // of zeros, around the input

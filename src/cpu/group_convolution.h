@@ -39,7 +39,6 @@ class GroupConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override { return 0; }
   double staged_elements() const override;
-  int64_t staged_stride_bytes() const override { return 0; }
   std::string describe() const override;
   const GroupWindows& windows() const { return windows_; }
 

@@ -7,7 +7,9 @@
 //
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "block/convert.h"
 #include "cpu/dispatch.h"
@@ -106,13 +108,40 @@ HWY_INLINE void store_element_at(const TransferArguments& t, int64_t r, int64_t 
             reinterpret_cast<Pointer<Type>>(t.tensor) + r * t.row_stride + c * t.col_stride);
 }
 
-// Element by element over part of the panel: strided tensors and the edges of transposed ones.
+// Element by element: strided tensors and the edges of transposed ones.
 template <class Type, bool kLoad>
-void transfer_elements(const TransferArguments& t, int64_t first_row, int64_t first_col) {
-  for (int64_t r = first_row; r < t.rows; ++r) {
-    for (int64_t c = first_col; c < t.cols; ++c) {
+void transfer_elements(const TransferArguments& t) {
+  for (int64_t r = 0; r < t.rows; ++r) {
+    for (int64_t c = 0; c < t.cols; ++c) {
       kLoad ? load_element_at<Type>(t, r, c) : store_element_at<Type>(t, r, c);
     }
+  }
+}
+
+// The first of kStride interleaved vectors.
+template <int kStride>
+HWY_INLINE V load_every(const float* from) {
+  const D d;
+  V v[4];
+  if constexpr (kStride == 2) hn::LoadInterleaved2(d, from, v[0], v[1]);
+  if constexpr (kStride == 3) hn::LoadInterleaved3(d, from, v[0], v[1], v[2]);
+  if constexpr (kStride == 4) hn::LoadInterleaved4(d, from, v[0], v[1], v[2], v[3]);
+  return v[0];
+}
+
+// Every kStride-th f32 of a row. A vector of them is read with all elements between, up to the next one: it
+// must exist.
+template <int kStride>
+void load_strided(const TransferArguments& arguments) {
+  const TransferArguments t = arguments;
+  for (int64_t r = 0; r < t.rows; ++r) {
+    float* panel = t.panel + r * t.panel_stride;
+    const float* tensor = reinterpret_cast<const float*>(t.tensor) + r * t.row_stride;
+    int64_t c = 0;
+    for (; c + lanes < t.cols; c += lanes) {
+      hn::StoreU(load_every<kStride>(tensor + c * kStride), D(), panel + c);
+    }
+    for (; c < t.cols; ++c) panel[c] = tensor[c * kStride];
   }
 }
 
@@ -142,19 +171,19 @@ void transfer_rows(const TransferArguments& arguments) {
   }
 }
 
-// The tensor's rows are contiguous: blocks of 4 x 4 change orientation in registers.
+// The tensor's rows are contiguous: blocks of 4 x 4 change orientation in registers. The last block of a row
+// or column overlaps the one before.
 template <class Type, bool kLoad>
 void transfer_transposed(const TransferArguments& arguments) {
   const TransferArguments t = arguments;
   const D4 d;
-  const int64_t rows = t.rows & ~int64_t{3};
-  const int64_t cols = t.cols & ~int64_t{3};
-  for (int64_t c = 0; c < cols; c += 4) {
+  for (int64_t at = 0; at < t.cols; at += 4) {
+    const int64_t c = std::min(at, t.cols - 4);
     Pointer<Type> tensor[4];
     for (int i = 0; i < 4; ++i)
       tensor[i] = reinterpret_cast<Pointer<Type>>(t.tensor) + (c + i) * t.col_stride;
-    float* panel = t.panel + c;
-    for (int64_t r = 0; r < rows; r += 4, panel += 4 * t.panel_stride) {
+    const auto block = [&](int64_t r) HWY_ATTR {
+      float* panel = t.panel + r * t.panel_stride + c;
       V4 v[4];
       if constexpr (kLoad) {
         ONEPASS_UNROLL for (int i = 0; i < 4; ++i) v[i] = Type::load(d, tensor[i] + r);
@@ -165,19 +194,22 @@ void transfer_transposed(const TransferArguments& arguments) {
         transpose(v);
         ONEPASS_UNROLL for (int i = 0; i < 4; ++i) Type::store(v[i], d, tensor[i] + r);
       }
-    }
+    };
+    for (int64_t r = 0; r + 4 <= t.rows; r += 4) block(r);
+    if (t.rows % 4 != 0) block(t.rows - 4);
   }
-  transfer_elements<Type, kLoad>(t, rows, 0);
-  TransferArguments top = t;
-  top.rows = rows;
-  transfer_elements<Type, kLoad>(top, 0, cols);
 }
 
 template <class Type, bool kLoad>
 void transfer_of(const TransferArguments& t) {
   if (t.col_stride == 1 || t.cols == 1) return transfer_rows<Type, kLoad>(t);
-  if (t.row_stride == 1) return transfer_transposed<Type, kLoad>(t);
-  transfer_elements<Type, kLoad>(t, 0, 0);
+  if (t.row_stride == 1 && t.rows >= 4 && t.cols >= 4) return transfer_transposed<Type, kLoad>(t);
+  if constexpr (kLoad && std::is_same_v<Type, F32>) {
+    if (t.col_stride == 2) return load_strided<2>(t);
+    if (t.col_stride == 3) return load_strided<3>(t);
+    if (t.col_stride == 4) return load_strided<4>(t);
+  }
+  transfer_elements<Type, kLoad>(t);
 }
 
 template <bool kLoad>

@@ -7,6 +7,7 @@
 #include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
+#include "cpu/plane_convolution.h"
 
 namespace onepass::cpu {
 namespace {
@@ -41,6 +42,7 @@ std::unique_ptr<const Convolver> make_convolver(const Problem& problem, const Is
                                                 int64_t cut, bool bound) {
   if (lanes == Lanes::terms) return std::make_unique<GatheredConvolution>(problem, isa, cut);
   if (lanes == Lanes::groups) return std::make_unique<GroupConvolution>(problem, isa, cut);
+  if (lanes == Lanes::planes) return std::make_unique<PlaneConvolution>(problem, isa, cut);
   return std::make_unique<ConvolutionStage>(problem, isa, lanes, cut, bound);
 }
 
@@ -131,7 +133,7 @@ Orientation BlockKernel::first_orientation() const {
 
 // Rows of few pixels take more time to begin than to compute: then lanes stay channels up to the store.
 bool BlockKernel::stores_turned() const {
-  return lanes_ && *lanes_ != Lanes::pixels && pixels_ <= few_pixels;
+  return lanes_ && !has_pixel_lanes(*lanes_) && pixels_ <= few_pixels;
 }
 
 void BlockKernel::choose_wave() {
@@ -191,10 +193,11 @@ std::string BlockKernel::describe() const {
         << (middle_ == Middle::none ? "from the statistics, the activation is not stored\n"
                                     : "summed in the second pass, the activation is not stored\n");
   }
+  const bool in_place = convolution_ ? convolution_->in_place() : input_.is_panel(first_.orientation);
   out << "copies: "
-      << (convolution_                          ? "input rows are staged in f32 per task"
-          : input_.is_panel(first_.orientation) ? "none, the input is read in place"
-                                                : "input panels are gathered per task")
+      << (in_place       ? "none, the input is read in place"
+          : convolution_ ? "input rows are staged in f32 per task"
+                         : "input panels are gathered per task")
       << '\n';
   out << "workspace: " << workspace_bytes() << " bytes, of which " << worker_floats_ * 4 << " per thread";
   if (middle_ == Middle::slab) out << " and " << wave_units_ * units_.channels * pixels_ * 4 << " for slabs";

@@ -47,6 +47,7 @@ class ConvolutionStage final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
+  bool in_place() const override { return false; }
   // Parts of input rows that are staged, one for each channel and phase, for the cost.
   double staged_rows() const;
   // Sums that are stored one by one, for the cost: rows of pixel lanes whose classes do not alternate.

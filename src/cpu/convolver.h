@@ -18,8 +18,9 @@ namespace onepass::cpu {
 // have 1.2-1.6x.
 inline constexpr int64_t max_chain_terms = 256;
 
-// What the SIMD lanes of a convolution are.
-enum class Lanes : uint8_t { channels, pixels, terms, groups };
+// What the SIMD lanes of a convolution are. Those of planes are pixels of an input that is read in place.
+enum class Lanes : uint8_t { channels, pixels, terms, groups, planes };
+inline bool has_pixel_lanes(Lanes lanes) { return lanes == Lanes::pixels || lanes == Lanes::planes; }
 
 // Output channels that one task computes: within one group of the convolution, unless lanes are groups.
 struct Segment {
@@ -57,7 +58,7 @@ class Convolver : public Uncopied {
  public:
   virtual Lanes lanes() const = 0;
   Orientation orientation() const {
-    return lanes() == Lanes::pixels ? Orientation::planar : Orientation::interleaved;
+    return has_pixel_lanes(lanes()) ? Orientation::planar : Orientation::interleaved;
   }
   virtual const std::vector<Segment>& segments() const = 0;
   virtual int64_t block_count() const = 0;
@@ -80,6 +81,8 @@ class Convolver : public Uncopied {
   virtual double read_weights() const = 0;
   // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
   virtual double staged_elements() const = 0;
+  // Whether nothing is staged.
+  virtual bool in_place() const = 0;
   virtual std::string describe() const = 0;
 
   // What the tasks read of weights and bias (null: none), as f32 in their order.

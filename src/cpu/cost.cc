@@ -8,6 +8,7 @@
 #include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
+#include "cpu/plane_convolution.h"
 
 namespace onepass::cpu {
 namespace {
@@ -57,6 +58,7 @@ double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step
 // Of a part of an input row in staging, and of a sum that is stored alone (Neoverse-V1, 2026-11-18).
 constexpr double staged_row_ns = 2.5;
 constexpr double scattered_sum_ns = 1;
+constexpr double tile_call_ns = 30;
 
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
 // line of its own: a depthwise convolution of 64 channels in channels last, 1.5 ms for 0.2 million
@@ -111,12 +113,27 @@ double grouped_seconds(const Rates& rate, const GroupConvolution& convolution) {
          static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
 }
 
+// Convolutions of one tap over planes in place: a pixel tile that also reads and writes its sums, once for
+// each chunk.
+double plane_seconds(const Rates& rate, const PlaneConvolution& convolution) {
+  const auto tile =
+      static_cast<double>(std::min<int64_t>(max_pixel_tile_channels, convolution.max_segment_channels()));
+  const double flops = 0.75 * rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
+  return 2 * convolution.padded_multiply_adds() / flops +
+         convolution.staged_elements() * 0.5 * rate.move_ns * 1e-9 +
+         convolution.calls() * tile_call_ns * 1e-9 +
+         static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
+}
+
 double convolution_seconds(const Rates& rate, const Convolver& convolution) {
   if (const auto* gathered = dynamic_cast<const GatheredConvolution*>(&convolution)) {
     return gathered_seconds(rate, *gathered);
   }
   if (const auto* grouped = dynamic_cast<const GroupConvolution*>(&convolution)) {
     return grouped_seconds(rate, *grouped);
+  }
+  if (const auto* planes = dynamic_cast<const PlaneConvolution*>(&convolution)) {
+    return plane_seconds(rate, *planes);
   }
   return tiled_seconds(rate, dynamic_cast<const ConvolutionStage&>(convolution));
 }

@@ -43,13 +43,13 @@ class GatheredConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
+  bool in_place() const override { return in_place_; }
   // Of copies before terms are gathered, for the cost: elements, and rows of a channel.
   double copied_elements() const;
   double copied_rows() const;
   // Floats of a run of taps.
   int64_t run_width() const { return run_width_; }
   bool has_one_tap() const { return taps_ == 1; }
-  bool in_place() const { return in_place_; }
   std::string describe() const override;
 
   void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;

@@ -39,6 +39,7 @@ class GroupConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override { return 0; }
   double staged_elements() const override;
+  bool in_place() const override { return in_place_; }
   std::string describe() const override;
   const GroupWindows& windows() const { return windows_; }
 

@@ -13,6 +13,7 @@
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
 #include "cpu/isa.h"
+#include "cpu/plane_convolution.h"
 #include "cpu/slab_backward.h"
 #include "cpu/slab_tail.h"
 #include "cpu/tail_backward.h"
@@ -49,6 +50,11 @@ std::string gathered_refusal(const Problem& problem) {
 std::string group_refusal(const Problem& problem) {
   std::string reason = convolution_refusal(problem);
   return reason.empty() ? GroupConvolution::refusal(problem) : reason;
+}
+
+std::string plane_refusal(const Problem& problem) {
+  std::string reason = convolution_refusal(problem);
+  return reason.empty() ? PlaneConvolution::refusal(problem) : reason;
 }
 
 std::string tail_refusal(const Problem& problem) {
@@ -136,6 +142,9 @@ extern const Strategy cpu_conv_term_lanes =
 // Lanes along channels of several groups: depthwise convolutions and those of few channels in a group.
 extern const Strategy cpu_conv_group_lanes =
     cpu::block_row<cpu::Lanes::groups>("conv_group_lanes", cpu::group_refusal);
+
+// Lanes along pixels that are read in place: 1x1 convolutions of contiguous tensors with few outputs.
+extern const Strategy cpu_conv_planes = cpu::block_row<cpu::Lanes::planes>("conv_planes", cpu::plane_refusal);
 
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);

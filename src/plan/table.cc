@@ -12,6 +12,7 @@ extern const Strategy cpu_conv_pixel_lanes;
 extern const Strategy cpu_tail_slabs;
 extern const Strategy cpu_conv_term_lanes;
 extern const Strategy cpu_conv_group_lanes;
+extern const Strategy cpu_conv_planes;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
@@ -64,8 +65,13 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_mma,      &cuda_direct,
   };
   static constexpr std::array table{
-      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes,
-      &cpu_conv_group_lanes,   &cpu_tail_slabs,       &cpu_tail,
+      &cpu_conv_channel_lanes,
+      &cpu_conv_pixel_lanes,
+      &cpu_conv_term_lanes,
+      &cpu_conv_group_lanes,
+      &cpu_conv_planes,
+      &cpu_tail_slabs,
+      &cpu_tail,
       &reference_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;

@@ -99,7 +99,7 @@ void BlockKernel::choose_passes() {
   first_.steps = chain_.before;
   first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
   const bool keeps_orientation = mean_ || middle_ == Middle::input || stores_turned();
-  second_.orientation = keeps_orientation ? first_.orientation : orientation_of(output_);
+  second_.orientation = keeps_orientation ? first_.orientation : step_orientation(output_, channels_, isa_.lanes);
   second_.grid = make_grid(units_.channels, pixels_, second_.orientation);
   if (middle_ == Middle::input) second_.steps = chain_.before;
   second_.steps.insert(second_.steps.end(), chain_.after.begin(), chain_.after.end());
@@ -124,7 +124,7 @@ void BlockKernel::choose_passes() {
 // writes whole rows, which costs nothing beside an activation. Storing a transposed panel would cost 0.35 ns
 // an element (s60 on Neoverse-V1: 32 instead of 37 ms).
 Orientation BlockKernel::first_orientation() const {
-  if (!convolution_) return orientation_of(input_);
+  if (!convolution_) return step_orientation(input_, channels_, isa_.lanes);
   const bool to_output = middle_ == Middle::output || !statistics_;
   const bool other =
       output_.is_panel(Orientation::planar) && convolution_->orientation() == Orientation::interleaved;

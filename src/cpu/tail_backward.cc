@@ -27,7 +27,7 @@ TailBackward::TailBackward(const BackwardProblem& problem, const Isa& isa)
       input_(problem.forward.input),
       output_gradient_(problem.output_gradient),
       input_gradient_(problem.wants_input() ? TensorMap(problem.input_gradient) : TensorMap()),
-      orientation_(orientation_of(input_)),
+      orientation_(step_orientation(input_, chain_.channels, isa.lanes)),
       steps_(chain_.before),
       norm_at_(chain_.before.size()),
       norm_(problem.forward.block.norm() != nullptr),

@@ -162,6 +162,7 @@ TEST(TailBackward, ComputesAnySubsetOfTheGradients) {
   for (const char* const text :
        {"prelu(per=channel) | group_norm(2) | channel_mul(per=sample) | residual_add @ 3x6x5x7",
         "residual_add | group_norm(3) | swish | prelu @ 3x6x5x7 bf16 nhwc",
+        "residual_add | group_norm(3) | swish | prelu(per=channel) @ 3x3x9x11 nhwc",
         "channel_add | tanh | residual_add | prelu @ 2x6x11", "group_norm(2) | prelu | mean @ 2x6x11"}) {
     BackwardProblem problem = tail(text);
     const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 4);

@@ -232,8 +232,66 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnFewPixels) {
       "conv2d(1100,6,k=1,s=2) | hardswish @ 5x1100x3x4 nhwc",
       "conv2d(24,36,k=3,groups=3,p=1) | group_norm(6) | tanh @ 4x24x2x3",
       "conv2d(24,12,k=1,p=1) | relu @ 4x24x2x3",
+      "conv2d(24,12,k=1,s=2) | relu @ 3x24x9x17",
+      "conv2d(37,5,k=1,s=3,p=1) | swish | group_norm(5) @ 2x37x11x14 bf16",
   };
   expect_agreement(blocks, "conv_term_lanes", 31);
+}
+
+// Positions of channels last are multiplied in place: samples together, blocks of one, segments of slabs.
+TEST(CpuStrategies, AgreeWithTheReferenceOnPositionsInPlace) {
+  const char* const blocks[] = {
+      "conv2d(24,12,k=1) | relu @ 5x24x2x3 nhwc",
+      "conv2d(1100,7,k=1) | swish | group_norm(7) | relu @ 2x1100x13x29 nhwc",
+      "conv2d(12,9,k=1,groups=3) | gelu | group_norm(3) | mean @ 3x12x21x23 nhwc",
+      "conv2d(3,68,k=1) | relu | group_norm(68) | tanh | mean @ 1x3x90x97 nhwc",
+      "conv1d(6,2,k=1) | group_norm(1) @ 2x6x801 nhwc",
+  };
+  expect_agreement(blocks, "conv_term_lanes", 71);
+}
+
+// Planes in place: blocks whose pixels fill no vector, several chunks of planes, groups, segments of slabs,
+// weights of a transposed convolution and of 16 bits.
+TEST(CpuStrategies, AgreeWithTheReferenceOnPlanesInPlace) {
+  const char* const blocks[] = {
+      "conv2d(3,1,k=1) | relu @ 2x3x1x1",
+      "conv2d(5,3,k=1) | swish | group_norm(3) | relu @ 3x5x3x7",
+      "conv2d(70,9,k=1) | gelu | group_norm(3) | mean @ 2x70x31x37",
+      "conv1d(33,50,k=1) | hardswish @ 2x33x1031",
+      "conv3d(16,12,k=1,groups=4,bias=false) | group_norm(2) | swish @ 2x16x3x9x11",
+      "conv_transpose2d(17,6,k=1) | swish | instance_norm | tanh @ 2x17x19x23",
+      "conv_transpose2d(18,12,k=1,groups=3) | relu | mean @ 2x18x19x23",
+      "conv2d(3,68,k=1) | relu | group_norm(68) | tanh | mean @ 1x3x90x97",
+  };
+  expect_agreement(blocks, "conv_planes", 83);
+}
+
+// Strides that are picked from vectors and others, ragged blocks of channels, rows shorter than a vector.
+TEST(CpuStrategies, AgreeWithTheReferenceOnStridedRows) {
+  const char* const blocks[] = {
+      "conv1d(9,5,k=3,s=2,p=1) | relu @ 2x9x77",
+      "conv1d(9,5,k=5,s=3,p=2) | swish @ 2x9x78",
+      "conv1d(9,5,k=4,s=4) | relu @ 2x9x77",
+      "conv1d(9,5,k=5,s=5) | relu @ 2x9x77 bf16",
+      "conv2d(3,7,k=3,s=2,p=1) | sigmoid | group_norm(7) @ 2x3x19x21 nhwc",
+      "conv2d(2,7,k=3,p=1) | relu @ 2x2x19x21 nhwc",
+      "conv2d(6,3,k=2,s=2,p=1) | swish @ 2x6x9x5 nhwc",
+      "conv_transpose2d(5,9,k=1,s=3) | relu6 @ 2x5x4x6",
+      "conv_transpose2d(5,9,k=2,s=4,op=1) | swish | group_norm(3) @ 2x5x4x6 nhwc",
+      "conv_transpose3d(300,3,k=1x2x1,s=2x3x2) | relu @ 1x300x2x3x4",
+  };
+  expect_agreement(blocks, "conv_channel_lanes", 97);
+}
+
+// Channels last with fewer channels than a vector has lanes.
+TEST(CpuStrategies, AgreeWithTheReferenceOnTailsOfFewChannels) {
+  const char* const blocks[] = {
+      "swish | group_norm(2) | tanh @ 3x2x21x24x13 nhwc",
+      "relu | group_norm(1) | mean @ 3x3x41x24 nhwc",
+      "residual_add | instance_norm | gelu @ 2x2x33x35 bf16 nhwc",
+      "gelu | channel_mul @ 3x3x200x17 nhwc",
+  };
+  expect_agreement(blocks, "tail", 109);
 }
 
 // Segments that begin inside a group, vectors of one and of several groups, classes of transposed ones,
@@ -271,6 +329,13 @@ TEST(CpuStrategies, TakeLanesOfGroupsForManyOfThem) {
   EXPECT_EQ(chosen("conv1d(3,3,k=3,p=1,groups=3) | relu @ 2x3x40000"), "conv_pixel_lanes");
 }
 
+TEST(CpuStrategies, ReadPlanesInPlaceForFewOutputs) {
+  const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
+  EXPECT_EQ(chosen("conv1d(512,1,k=1) | relu @ 2x512x4000"), "conv_planes");
+  EXPECT_EQ(chosen("conv2d(512,16,k=1) | relu @ 1x512x80x44 nhwc"), "conv_term_lanes");
+  EXPECT_EQ(chosen("conv2d(256,256,k=1) | relu @ 1x256x64x64"), "conv_channel_lanes");
+}
+
 TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {
   const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
   EXPECT_EQ(chosen("conv2d(256,128,k=3) | relu @ 16x256x3x4"), "conv_term_lanes");
@@ -303,6 +368,8 @@ TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
       {"conv2d(130,21,k=3,p=1) | swish | group_norm(7) @ 23x130x2x3", "conv_term_lanes"},
       {"conv2d(130,21,k=3) | swish | group_norm(7) | relu @ 23x130x3x4 bf16 nhwc", "conv_term_lanes"},
       {"conv2d(70,70,k=3,p=1,groups=70) | gelu | group_norm(7) | tanh @ 3x70x6x9 nhwc", "conv_group_lanes"},
+      {"conv2d(40,9,k=1) | gelu | group_norm(3) @ 5x40x6x9 nhwc", "conv_term_lanes"},
+      {"conv2d(40,9,k=1) | gelu | group_norm(3) @ 5x40x6x9", "conv_planes"},
   };
   for (const auto& [text, strategy] : blocks) {
     const Problem all = Problem::parse(text, Device::cpu(thread_count));

@@ -99,7 +99,8 @@ void BlockKernel::choose_passes() {
   first_.steps = chain_.before;
   first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
   const bool keeps_orientation = mean_ || middle_ == Middle::input || stores_turned();
-  second_.orientation = keeps_orientation ? first_.orientation : step_orientation(output_, channels_, isa_.lanes);
+  second_.orientation =
+      keeps_orientation ? first_.orientation : step_orientation(output_, channels_, isa_.lanes);
   second_.grid = make_grid(units_.channels, pixels_, second_.orientation);
   if (middle_ == Middle::input) second_.steps = chain_.before;
   second_.steps.insert(second_.steps.end(), chain_.after.begin(), chain_.after.end());

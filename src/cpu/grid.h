@@ -25,8 +25,8 @@ inline Orientation orientation_of(const TensorMap& map) {
   return map.channel_stride == 1 && map.pixel_stride != 1 ? Orientation::interleaved : Orientation::planar;
 }
 
-// The orientation of panels that steps take. Rows of fewer channels than a vector has lanes go through memory,
-// 12 ns each: turning them is faster.
+// The orientation of panels that steps take. Rows of fewer channels than a vector has lanes go through
+// memory, 12 ns each: turning them is faster.
 inline Orientation step_orientation(const TensorMap& map, int64_t channels, int64_t lanes) {
   return channels < lanes ? Orientation::planar : orientation_of(map);
 }

@@ -39,7 +39,7 @@ std::unique_ptr<const WeightSums> make_weight_sums(const BackwardProblem& proble
 ChannelSums::ChannelSums(const TensorSpec& tensor, const Isa& isa)
     : isa_(isa),
       map_(tensor),
-      orientation_(orientation_of(map_)),
+      orientation_(step_orientation(map_, tensor.sizes[1], isa.lanes)),
       batch_(tensor.sizes[0]),
       channels_(tensor.sizes[1]) {
   grid_ = make_grid(channels_, map_.pixels(), orientation_);

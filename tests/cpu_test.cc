@@ -233,6 +233,9 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnFewPixels) {
       "conv2d(24,36,k=3,groups=3,p=1) | group_norm(6) | tanh @ 4x24x2x3",
       "conv2d(24,12,k=1,p=1) | relu @ 4x24x2x3",
       "conv2d(24,12,k=1,s=2) | relu @ 3x24x9x17",
+      "conv2d(520,6,k=2,s=2,p=1) | relu | group_norm(3) @ 3x520x5x7 nhwc",
+      "conv2d(12,8,k=3,d=2,p=2,groups=4) | swish @ 5x12x6x7 nhwc",
+      "conv1d(9,5,k=7,p=3) | tanh @ 5x9x3 nhwc",
       "conv2d(37,5,k=1,s=3,p=1) | swish | group_norm(5) @ 2x37x11x14 bf16",
   };
   expect_agreement(blocks, "conv_term_lanes", 31);

@@ -49,8 +49,8 @@ const Rates& rates_of(const Isa& isa) {
 
 // Of a row of an interleaved panel in each step: a vector that channels do not fill goes through memory, and
 // one or two vectors wait for their results.
-constexpr double partial_vector_ns = 12;
-constexpr double narrow_row_ns = 3;
+constexpr double partial_vector_ns = 5;
+constexpr double narrow_row_ns = 1;
 constexpr double hand_out_seconds = 2e-6;  // one pass of one wave, on any number of threads
 
 double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step_ns : rate.exp_step_ns; }
@@ -93,11 +93,13 @@ double tiled_seconds(const Rates& rate, const ConvolutionStage& convolution) {
 double gathered_seconds(const Rates& rate, const GatheredConvolution& convolution) {
   const double products = 2 * convolution.padded_multiply_adds() / (rate.channel_tile_flops * 0.9);
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
-  double gather_ns = rate.move_ns * (1 + 4 / static_cast<double>(convolution.run_width()));
+  const auto run = static_cast<double>(convolution.run_width());
+  double gather_ns = rate.move_ns * (1 + 4 / run);
   if (convolution.has_one_tap()) gather_ns = rate.move_ns * (convolution.in_place() ? 0.5 : 1.2);
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9 +
          convolution.copied_elements() * rate.move_ns * 1e-9 +
-         convolution.copied_rows() * staged_row_ns * 1e-9;
+         convolution.copied_rows() * staged_row_ns * 1e-9 +
+         convolution.turned_weights() * rate.pack_ns * 1e-9;
 }
 
 // Convolutions in groups of few channels. Spreading channels over lanes, and turning contiguous ones, takes

@@ -15,6 +15,8 @@ constexpr int64_t task_positions = 96;
 constexpr int64_t max_pixels = 256;
 // Channels of a row that are copied together, where its pixels lie apart.
 constexpr int64_t line_channels = 16;
+// Turning a weight takes as long as gathering four terms from runs of taps instead of runs of channels.
+constexpr int64_t gathers_of_weight = 4;
 // Terms are gathered once for each segment: 256 channels take ten times as long as gathering.
 constexpr int64_t max_task_channels = 256;
 constexpr int64_t min_task_channels = 32;
@@ -76,13 +78,15 @@ GatheredConvolution::GatheredConvolution(const Problem& problem, const Isa& isa,
   in_place_ = reads_in_place(problem);
   if (in_place_) block_count_ = std::max<int64_t>(1, ceil_div(pixels_, 2 * task_positions));
   choose_segments(cut, problem.device.threads);
+  channel_runs_ = taps_ > 1 && input_.dtype == DType::f32 && input_.channel_stride == 1 &&
+                  group_outputs_ <= gathers_of_weight * pixels_;
   choose_window();
   choose_runs();
   row_pitch_ = round_up(chunk_channels(0).size() * taps_, 16);
   const int64_t positions = samples_per_task_ * max_panel_pixels();
   gathered_floats_ = in_place_ ? 0 : round_up(positions * row_pitch_, 16);
   sum_floats_ = round_up(positions * padded_channels(max_segment_channels()), 16);
-  if (weight_dtype_ != DType::f32) bias_at_ = group_count_ * group_outputs_ * terms_;
+  if (weight_dtype_ != DType::f32 || channel_runs_) bias_at_ = group_count_ * group_outputs_ * terms_;
   packed_floats_ = bias_at_ + group_count_ * group_outputs_;
 }
 
@@ -122,6 +126,7 @@ void GatheredConvolution::choose_window() {
     window_floats_ = in_place_ ? 0 : round_up(line_channels * axes_[2].out, 16);
     return;
   }
+  if (channel_runs_) return;
   const int64_t channels = chunk_channels(0).size();
   bordered_at_ = round_up(channels * input_.pixels(), 16);
   window_floats_ = bordered_at_ + (has_border_ ? round_up(channels * channel_pitch_, 16) : 0);
@@ -155,14 +160,14 @@ void GatheredConvolution::choose_runs() {
 }
 
 // A tile of few positions waits for its sums: four channels take four cycles a term. Fewer than four channels
-// load as much for each. Adding the lanes of sums takes as long as 16 terms, a partial vector as long as 32.
+// load as much for each. Adding the lanes of sums takes as long as 8 terms, a partial vector as long as 32.
 double GatheredConvolution::padded_multiply_adds() const {
   constexpr int64_t least_positions = 4;
   constexpr int64_t tile_channels = 4;
   const int64_t positions = std::max(least_positions, samples_per_task_ * pixels_);
   const double tasks = static_cast<double>(batch_) / static_cast<double>(samples_per_task_);
-  const int64_t outputs = group_outputs_ + group_outputs_ % tile_channels;
-  const int64_t more = 16 + (chunk_channels(0).size() * taps_ % isa_.lanes != 0 ? 32 : 0);
+  const int64_t outputs = group_outputs_ + group_outputs_ % tile_channels / 2;
+  const int64_t more = 8 + (chunk_channels(0).size() * taps_ % isa_.lanes != 0 ? 32 : 0);
   return tasks * static_cast<double>(positions * group_count_ * outputs) *
          static_cast<double>(terms_ + chunk_count_ * more);
 }
@@ -178,8 +183,12 @@ double GatheredConvolution::staged_elements() const {
   return static_cast<double>(batch_ * pixels_) * static_cast<double>(segments * terms_);
 }
 
+double GatheredConvolution::turned_weights() const {
+  return channel_runs_ ? static_cast<double>(group_count_ * group_outputs_ * terms_) : 0;
+}
+
 double GatheredConvolution::copied_elements() const {
-  if (taps_ == 1) return 0;
+  if (taps_ == 1 || channel_runs_) return 0;
   const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
   const bool planar = input_.is_panel(Orientation::planar) && input_.channel_stride == input_.pixels();
   const int64_t copies = (planar ? 0 : 1) + (has_border_ ? 2 : 0);
@@ -188,7 +197,7 @@ double GatheredConvolution::copied_elements() const {
 }
 
 double GatheredConvolution::copied_rows() const {
-  if (taps_ == 1 || !has_border_) return 0;
+  if (taps_ == 1 || channel_runs_ || !has_border_) return 0;
   const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
   return static_cast<double>(batch_ * segments * group_inputs_) *
          static_cast<double>(axes_[0].in * axes_[1].in);
@@ -200,7 +209,11 @@ std::string GatheredConvolution::describe() const {
   out << "samples in a task: " << samples_per_task_ << " of " << max_panel_pixels() << " pixels\n";
   out << "segments: " << segments_.size() << " of at most " << max_segment_channels() << " channels\n";
   out << "chunks of input channels: " << chunk_count_ << '\n';
-  out << "packed weights: " << (weight_dtype_ == DType::f32 ? "none" : "as f32") << '\n';
+  out << "packed weights: "
+      << (channel_runs_                 ? "channels of a tap together"
+          : weight_dtype_ == DType::f32 ? "none"
+                                        : "as f32")
+      << '\n';
   out << "per thread: window " << window_floats_ * 4 << " bytes, terms " << gathered_floats_ * 4
       << " bytes, sums " << sum_floats_ * 4 << " bytes\n";
   return out.str();
@@ -214,19 +227,38 @@ void GatheredConvolution::pack(const void* weights, const float* bias, float* pa
   } else {
     std::fill_n(packed + bias_at_, outputs, 0.0f);
   }
-  if (weight_dtype_ == DType::f32) return;
-  executor.for_each(outputs, [&](int64_t channel, int) {
-    TransferArguments t;
-    t.panel = packed + channel * terms_;
+  if (weight_dtype_ == DType::f32 && !channel_runs_) return;
+  executor.for_each(outputs, [&](int64_t output, int) { pack_weights(weights, output, packed); });
+}
+
+// Those of one output channel: as they lie in memory, or [chunk][output][tap][channel].
+void GatheredConvolution::pack_weights(const void* weights, int64_t output, float* packed) const {
+  TransferArguments t;
+  t.dtype = weight_dtype_;
+  const auto address_of = [&](int64_t term) {
+    return const_cast<char*>(static_cast<const char*>(weights)) +
+           (output * terms_ + term) * byte_size(weight_dtype_);
+  };
+  if (!channel_runs_) {
+    t.panel = packed + output * terms_;
     t.panel_stride = t.cols = terms_;
     t.rows = 1;
-    t.dtype = weight_dtype_;
-    t.tensor =
-        const_cast<char*>(static_cast<const char*>(weights)) + channel * terms_ * byte_size(weight_dtype_);
+    t.tensor = address_of(0);
     t.row_stride = terms_;
     t.col_stride = 1;
     isa_.load(t);
-  });
+    return;
+  }
+  for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
+    const Range channels = chunk_channels(chunk);
+    t.panel = packed + taps_ * (group_count_ * group_outputs_ * channels.begin + output * channels.size());
+    t.panel_stride = t.cols = channels.size();
+    t.rows = taps_;
+    t.tensor = address_of(channels.begin * taps_);
+    t.row_stride = 1;
+    t.col_stride = taps_;
+    isa_.load(t);
+  }
 }
 
 const float* GatheredConvolution::stage(const void* input, int64_t sample, int64_t first_channel,
@@ -277,6 +309,39 @@ void GatheredConvolution::gather(const float* window, int64_t channels, float* r
         }
         float* to = rows;
         for (int64_t c = 0; c < channels; ++c) to = copy(from + c * channel_pitch_, runs_, run_width_, to);
+      }
+    }
+  }
+}
+
+void GatheredConvolution::gather_channels(const void* input, int64_t sample, int64_t first_channel,
+                                          int64_t channels, float* rows) const {
+  const auto& [depth, height, width] = axes_;
+  const float* from = static_cast<const float*>(input) + sample * input_.sample_stride + first_channel;
+  // The input position that output `o` meets with tap `k`; negative where it is outside.
+  const auto met = [](const Axis& axis, int64_t o, int64_t k) {
+    const int64_t position = o * axis.stride - axis.padding + k * axis.dilation;
+    return position < axis.in ? position : int64_t{-1};
+  };
+  for (int64_t pixel = 0; pixel < pixels_; ++pixel, rows += row_pitch_) {
+    const int64_t w = pixel % width.out;
+    const int64_t h = pixel / width.out % height.out;
+    const int64_t d = pixel / width.out / height.out;
+    float* to = rows;
+    for (int64_t kd = 0; kd < depth.kernel; ++kd) {
+      const int64_t plane = met(depth, d, kd);
+      for (int64_t kh = 0; kh < height.kernel; ++kh) {
+        const int64_t line = met(height, h, kh);
+        for (int64_t kw = 0; kw < width.kernel; ++kw, to += channels) {
+          const int64_t column = met(width, w, kw);
+          if (plane < 0 || line < 0 || column < 0) {
+            std::fill_n(to, channels, 0.0f);
+            continue;
+          }
+          std::copy_n(
+              from + plane * input_.strides[0] + line * input_.strides[1] + column * input_.strides[2],
+              channels, to);
+        }
       }
     }
   }
@@ -353,8 +418,8 @@ void GatheredConvolution::run(const Arguments& arguments, const float* packed, f
   const Segment& segment = segments_[task.segment];
   float* window = worker;
   float* rows = worker + window_floats_;
-  const float* weights =
-      weight_dtype_ == DType::f32 ? static_cast<const float*>(arguments.parameters[0]) : packed;
+  const bool unpacked = weight_dtype_ == DType::f32 && !channel_runs_;
+  const float* weights = unpacked ? static_cast<const float*>(arguments.parameters[0]) : packed;
   DotTileArguments t;
   t.x = rows;
   t.x_stride = row_pitch_;
@@ -367,8 +432,13 @@ void GatheredConvolution::run(const Arguments& arguments, const float* packed, f
   for (int64_t chunk = 0; chunk < chunk_count_; ++chunk) {
     const Range channels = chunk_channels(chunk);
     const int64_t first = segment.group * group_inputs_ + channels.begin;
-    t.weights = weights + segment.channels.begin * terms_ + channels.begin * taps_;
     t.terms = channels.size() * taps_;
+    t.weights = weights + segment.channels.begin * terms_ + channels.begin * taps_;
+    if (channel_runs_) {
+      t.weight_stride = t.terms;
+      t.weights =
+          weights + group_count_ * group_outputs_ * taps_ * channels.begin + segment.channels.begin * t.terms;
+    }
     t.add = chunk > 0;
     if (in_place_) {
       multiply_in_place(arguments, task, channels, t);
@@ -379,6 +449,10 @@ void GatheredConvolution::run(const Arguments& arguments, const float* packed, f
          ++sample, to += pixels_ * row_pitch_) {
       if (taps_ == 1) {
         gather_pixels(arguments.input, sample, first, channels.size(), to, window);
+        continue;
+      }
+      if (channel_runs_) {
+        gather_channels(arguments.input, sample, first, channels.size(), to);
         continue;
       }
       gather(stage(arguments.input, sample, first, channels.size(), window), channels.size(), to);

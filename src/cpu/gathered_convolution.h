@@ -47,8 +47,10 @@ class GatheredConvolution final : public Convolver {
   // Of copies before terms are gathered, for the cost: elements, and rows of a channel.
   double copied_elements() const;
   double copied_rows() const;
-  // Floats of a run of taps.
-  int64_t run_width() const { return run_width_; }
+  // Weights that are packed in another order, for the cost.
+  double turned_weights() const;
+  // Floats of a run of terms.
+  int64_t run_width() const { return channel_runs_ ? chunk_channels(0).size() : run_width_; }
   bool has_one_tap() const { return taps_ == 1; }
   std::string describe() const override;
 
@@ -62,6 +64,7 @@ class GatheredConvolution final : public Convolver {
   void choose_window();
   void choose_runs();
   static bool reads_in_place(const Problem& problem);
+  void pack_weights(const void* weights, int64_t output, float* packed) const;
 
   Range chunk_channels(int64_t chunk) const { return even_part(group_inputs_, chunk_count_, chunk); }
   // The input channels of one sample as f32 planes with zeros beside the input: in place where they lie so.
@@ -69,6 +72,9 @@ class GatheredConvolution final : public Convolver {
                      float* planes) const;
   // The terms of all positions of one sample, a row each.
   void gather(const float* window, int64_t channels, float* rows) const;
+  // The same where terms are runs of channels, straight from the input.
+  void gather_channels(const void* input, int64_t sample, int64_t first_channel, int64_t channels,
+                       float* rows) const;
   // The same for a kernel of one tap, straight from the input; `line`: room for a row of some channels.
   void gather_pixels(const void* input, int64_t sample, int64_t first_channel, int64_t channels, float* rows,
                      float* line) const;
@@ -87,7 +93,8 @@ class GatheredConvolution final : public Convolver {
 
   std::vector<Segment> segments_;
   int64_t max_segment_channels_ = 0;
-  bool in_place_ = false;  // a position's channels are its terms, as they lie in memory
+  bool channel_runs_ = false;  // terms are [tap][channel of a chunk], and weights are packed so
+  bool in_place_ = false;      // a position's channels are its terms, as they lie in memory
   int64_t block_count_ = 1;
   int64_t samples_per_task_ = 1;
   int64_t chunk_count_ = 1;

@@ -177,9 +177,12 @@ double GatheredConvolution::read_weights() const {
          static_cast<double>(terms_);
 }
 
-// By the segments of one thread: threads must not change which row is chosen, and with it the bits.
+int64_t GatheredConvolution::segments_of_one_thread() const {
+  return group_count_ * ceil_div(group_outputs_, max_task_channels);
+}
+
 double GatheredConvolution::staged_elements() const {
-  const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
+  const int64_t segments = segments_of_one_thread();
   return static_cast<double>(batch_ * pixels_) * static_cast<double>(segments * terms_);
 }
 
@@ -189,7 +192,7 @@ double GatheredConvolution::turned_weights() const {
 
 double GatheredConvolution::copied_elements() const {
   if (taps_ == 1 || channel_runs_) return 0;
-  const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
+  const int64_t segments = segments_of_one_thread();
   const bool planar = input_.is_panel(Orientation::planar) && input_.channel_stride == input_.pixels();
   const int64_t copies = (planar ? 0 : 1) + (has_border_ ? 2 : 0);
   return static_cast<double>(batch_ * segments * group_inputs_) *
@@ -198,7 +201,7 @@ double GatheredConvolution::copied_elements() const {
 
 double GatheredConvolution::copied_rows() const {
   if (taps_ == 1 || channel_runs_ || !has_border_) return 0;
-  const int64_t segments = group_count_ * ceil_div(group_outputs_, max_task_channels);
+  const int64_t segments = segments_of_one_thread();
   return static_cast<double>(batch_ * segments * group_inputs_) *
          static_cast<double>(axes_[0].in * axes_[1].in);
 }

@@ -43,6 +43,7 @@ class GatheredConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
+  int64_t segments_of_one_thread() const override;
   bool in_place() const override { return in_place_; }
   // Of copies before terms are gathered, for the cost: elements, and rows of a channel.
   double copied_elements() const;

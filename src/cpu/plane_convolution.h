@@ -71,7 +71,7 @@ class PlaneConvolution final : public Convolver {
   int64_t group_inputs_ = 0, group_outputs_ = 0;
 
   std::vector<Segment> segments_;
-  int64_t max_segment_channels_ = 0;
+  int64_t max_segment_channels_ = 1;
   int64_t block_count_ = 1;
   int64_t chunk_count_ = 1;
   // Of the planes of a chunk, in place and in the edge; an entry behind the last is read ahead.

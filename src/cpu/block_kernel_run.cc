@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "block/convert.h"
 #include "cpu/block_kernel.h"
@@ -329,14 +330,18 @@ void BlockKernel::finish(const Call& call, int64_t unit, int64_t group) const {
     }
     return;
   }
+  std::vector<Moments> moments;
+  moments.reserve(static_cast<size_t>(count));
   double mean = 0;
-  for (int64_t c = begin; c < begin + count; ++c) mean += channel_moments(call, first_, unit, c).mean;
+  for (int64_t c = begin; c < begin + count; ++c) {
+    moments.push_back(channel_moments(call, first_, unit, c));
+    mean += moments.back().mean;
+  }
   mean /= static_cast<double>(count);
   double m2 = 0;
-  for (int64_t c = begin; c < begin + count; ++c) {
-    const Moments moments = channel_moments(call, first_, unit, c);
-    const double distance = moments.mean - mean;
-    m2 += moments.m2 + distance * distance * static_cast<double>(pixels_);
+  for (const Moments& of_channel : moments) {
+    const double distance = of_channel.mean - mean;
+    m2 += of_channel.m2 + distance * distance * static_cast<double>(pixels_);
   }
   const double variance = m2 / (static_cast<double>(count) * static_cast<double>(pixels_));
   const double rstd = 1 / std::sqrt(variance + eps_);
@@ -358,7 +363,7 @@ void BlockKernel::finish(const Call& call, int64_t unit, int64_t group) const {
     scale[c] = static_cast<float>(rstd * gamma);
     shift[c] = static_cast<float>(beta);
     if (mean_of_norm_) {
-      const double channel_mean = channel_moments(call, first_, unit, c).mean;
+      const double channel_mean = moments[static_cast<size_t>(c - begin)].mean;
       store_mean(call, whole, c, (channel_mean - mean) * rstd * gamma + beta);
     }
   }

@@ -74,11 +74,17 @@ struct Grid {
   Range pixel_range(int64_t task) const { return even_part(pixels, pixel_parts, task % pixel_parts); }
 };
 
-// Cuts for streaming: whole channels of pixels (planar) or whole pixels of channels (interleaved).
+// Channels of a strip of interleaved pixels. Statistics of a strip are merged for each of its panels and
+// parts: with 4096 channels in one, panels have two pixels.
+inline constexpr int64_t strip_channels = 512;
+
+// Cuts for streaming: whole channels of pixels (planar) or pixels of strips of channels (interleaved).
 inline Grid make_grid(int64_t channels, int64_t pixels, Orientation orientation) {
   Grid grid{channels, pixels, 1, 1};
   if (orientation == Orientation::interleaved) {
-    grid.pixel_parts = std::min(pixels, ceil_div(channels * pixels, stream_task_elements));
+    grid.channel_parts = ceil_div(channels, strip_channels);
+    const int64_t strip = ceil_div(channels, grid.channel_parts);
+    grid.pixel_parts = std::min(pixels, ceil_div(strip * pixels, stream_task_elements));
     return grid;
   }
   grid.pixel_parts = ceil_div(pixels, stream_task_elements);

@@ -283,9 +283,6 @@ void ConvolutionStage::convolve_terms(const Sums& sums, const Rows& rows, Range 
 void ConvolutionStage::convolve_rows(const Sums& sums, const Rows& rows, Range channels, const Tile& tile,
                                      Range depth_taps, Range height_taps) const {
   bool add = channels.begin > 0;
-  bool any = false;
-  for (const TermList& list : rows.output_class->lists) any |= !list.taps.empty();
-  if (!any) return;  // filled before
   if (depth_taps.size() == 0 || height_taps.size() == 0) {
     if (!add) clear_rows(sums, rows, tile);
     return;
@@ -318,6 +315,7 @@ void ConvolutionStage::convolve_class(const Task& task, size_t class_index, cons
                                       Range channels, int64_t panel_row, Range rows, int64_t strip,
                                       const float* staged, const Sums& sums) const {
   const OutputClass& lead = classes_[class_index];
+  if (lead.is_bare()) return;  // filled before
   const int64_t height = task.block.outputs[1].size();
   const int64_t first_plane = task.block.outputs[0].begin + rows.begin / height;
   const bool one_plane = (rows.end - 1) / height == rows.begin / height;
@@ -399,12 +397,17 @@ void ConvolutionStage::convolve_class(const Task& task, size_t class_index, cons
 void ConvolutionStage::fill_with_bias(const Task& task, const float* packed, int64_t pixels,
                                       const Sums& sums) const {
   const float* bias = packed + bias_at_ + task.segment.channels.begin;
-  const int64_t channels = task.segment.channels.size();
   if (lanes_ == Lanes::pixels) {
-    for (int64_t c = 0; c < channels; ++c) std::fill_n(sums.data + c * sums.channel_stride, pixels, bias[c]);
+    for (int64_t c = 0; c < task.segment.channels.size(); ++c)
+      std::fill_n(sums.data + c * sums.channel_stride, pixels, bias[c]);
     return;
   }
-  for (int64_t p = 0; p < pixels; ++p) std::copy_n(bias, channels, sums.data + p * sums.pixel_stride);
+  // A pixel, then as many as there are.
+  const int64_t floats = pixels * sums.pixel_stride;
+  std::copy_n(bias, sums.pixel_stride, sums.data);
+  for (int64_t done = sums.pixel_stride; done < floats; done *= 2) {
+    std::copy_n(sums.data, std::min(done, floats - done), sums.data + done);
+  }
 }
 
 void ConvolutionStage::convolve(const Task& task, const float* packed, Range channels, Range rows,

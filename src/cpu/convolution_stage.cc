@@ -320,9 +320,7 @@ void ConvolutionStage::build_classes() {
           list.offsets[0] = make_offsets(result, list, chunk_channels());
           list.offsets[1] = make_offsets(result, list, in_channels_per_group_ / chunk_count_);
         }
-        bool bare = true;
-        for (const TermList& list : result.lists) bare &= list.taps.empty();
-        has_bare_classes_ |= bare;
+        has_bare_classes_ |= result.is_bare();
         classes_.push_back(std::move(result));
       }
     }
@@ -452,6 +450,15 @@ double ConvolutionStage::staged_rows() const {
     parts *= std::min(staged_positions(i), static_cast<double>(axes_[i].out * axes_[i].kernel));
   }
   return parts * static_cast<double>(std::min(phase_count_, axes_[2].kernel));
+}
+
+// Pixel tiles take all rows in one call.
+double ConvolutionStage::row_calls() const {
+  if (lanes_ == Lanes::pixels) return 0;
+  int64_t tiles = 0;
+  for (const Segment& segment : segments_) tiles += tile_count(segment);
+  const int64_t rows = axes_[0].out * axes_[1].out * block_counts_[2] * axes_[2].classes();
+  return static_cast<double>(batch_ * rows) * static_cast<double>(tiles * chunk_count_);
 }
 
 double ConvolutionStage::scattered_sums() const {

@@ -50,6 +50,8 @@ class ConvolutionStage final : public Convolver {
   bool in_place() const override { return false; }
   // Parts of input rows that are staged, one for each channel and phase, for the cost.
   double staged_rows() const;
+  // Rows of outputs that channel tiles are called for, for the cost.
+  double row_calls() const;
   // Sums that are stored one by one, for the cost: rows of pixel lanes whose classes do not alternate.
   double scattered_sums() const;
   // Bytes between input elements that staging reads one at a time; 0 where it reads vectors.
@@ -86,6 +88,12 @@ class ConvolutionStage final : public Convolver {
     std::vector<TermList> lists;
     int64_t base = 0;  // what was taken off the offsets to make them non-negative
 
+    // No output has a tap.
+    bool is_bare() const {
+      bool bare = true;
+      for (const TermList& list : lists) bare &= list.taps.empty();
+      return bare || taps[0].empty() || taps[1].empty();
+    }
     int64_t tap_count(const TermList& list) const {
       return static_cast<int64_t>(taps[0].size() * taps[1].size() * list.taps.size());
     }
@@ -203,7 +211,7 @@ class ConvolutionStage final : public Convolver {
   std::vector<Segment> segments_;
   std::vector<int64_t> weight_offsets_;  // [segment][class][list]
   std::vector<OutputClass> classes_;
-  bool has_bare_classes_ = false;  // without a tap along the width
+  bool has_bare_classes_ = false;
   std::array<int64_t, 3> block_counts_{1, 1, 1};
   int64_t max_segment_channels_ = 0, max_block_pixels_ = 0, max_panel_pixels_ = 0;
   int64_t segments_per_task_ = 1;

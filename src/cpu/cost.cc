@@ -91,13 +91,15 @@ double tiled_seconds(const Rates& rate, const ConvolutionStage& convolution) {
 }
 
 // Convolutions by gathered terms: a run of taps takes as long to begin as four elements to copy. Planes that
-// are turned or get a border are copied before. Terms that are read in place miss L1.
+// are turned or get a border are copied before. Terms that are read in place miss L1, again for every eight
+// channels beyond the first 16.
 double gathered_seconds(const Rates& rate, const GatheredConvolution& convolution) {
   const double products = 2 * convolution.padded_multiply_adds() / (rate.channel_tile_flops * 0.9);
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
   const auto run = static_cast<double>(convolution.run_width());
   double gather_ns = rate.move_ns * (1 + 4 / run);
-  if (convolution.has_one_tap()) gather_ns = rate.move_ns * (convolution.in_place() ? 0.5 : 1.2);
+  if (convolution.has_one_tap()) gather_ns = 1.2 * rate.move_ns;
+  if (convolution.in_place()) gather_ns = rate.move_ns * (0.5 + 0.3 * convolution.passes_from_l2());
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9 +
          convolution.copied_elements() * rate.move_ns * 1e-9 +
          convolution.copied_rows() * staged_row_ns * 1e-9 +

@@ -186,6 +186,12 @@ double GatheredConvolution::staged_elements() const {
   return static_cast<double>(batch_ * pixels_) * static_cast<double>(segments * terms_);
 }
 
+double GatheredConvolution::passes_from_l2() const {
+  constexpr int64_t channels_of_pass = 8;
+  const int64_t passes = ceil_div(std::min(group_outputs_, max_task_channels), channels_of_pass);
+  return static_cast<double>(std::max<int64_t>(0, passes - 2));
+}
+
 double GatheredConvolution::turned_weights() const {
   return channel_runs_ ? static_cast<double>(group_count_ * group_outputs_ * terms_) : 0;
 }

@@ -52,6 +52,8 @@ class GatheredConvolution final : public Convolver {
   double turned_weights() const;
   // Floats of a run of terms.
   int64_t run_width() const { return channel_runs_ ? chunk_channels(0).size() : run_width_; }
+  // How often the outputs of a segment read positions again, for the cost.
+  double passes_from_l2() const;
   bool has_one_tap() const { return taps_ == 1; }
   std::string describe() const override;
 

@@ -33,14 +33,12 @@ class ConvolutionStage final : public Convolver {
   static std::string refusal(const Problem& problem);
 
   Lanes lanes() const override { return lanes_; }
-  const std::vector<Segment>& segments() const override { return segments_; }
   int64_t block_count() const override { return block_counts_[0] * block_counts_[1] * block_counts_[2]; }
   int64_t block_pixels(int64_t block) const override;
   int64_t max_segment_channels() const override { return max_segment_channels_; }
   int64_t max_panel_pixels() const override { return max_panel_pixels_; }
   int64_t padded_channels(int64_t channels) const override;
   int64_t segments_per_task() const override { return segments_per_task_; }
-  int64_t samples_per_task() const override { return 1; }
 
   int64_t packed_floats() const override { return packed_floats_; }
   int64_t worker_floats() const override { return window_floats_ + sum_floats_; }
@@ -208,7 +206,6 @@ class ConvolutionStage final : public Convolver {
   bool transposed_ = false;
   std::array<Axis, 3> axes_;
 
-  std::vector<Segment> segments_;
   std::vector<int64_t> weight_offsets_;  // [segment][class][list]
   std::vector<OutputClass> classes_;
   bool has_bare_classes_ = false;

@@ -1,6 +1,7 @@
 // What a block needs of its convolution on the CPU: the cut into tasks, and panels of finished sums.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -28,6 +29,27 @@ struct Segment {
   Range channels;
 };
 
+// All channels of so many groups in segments of at most `most` channels, none across a multiple of `cut`.
+inline std::vector<Segment> segments_of(int64_t groups, int64_t group_channels, int64_t cut, int64_t most) {
+  std::vector<Segment> segments;
+  for (int64_t first = 0; first < groups * group_channels;) {
+    const int64_t group = first / group_channels;
+    const int64_t stop = std::min((group + 1) * group_channels, (first / cut + 1) * cut);
+    const int64_t parts = ceil_div(stop - first, most);
+    for (int64_t i = 0; i < parts; ++i) {
+      const Range part = even_part(stop - first, parts, i);
+      segments.push_back({group, {first + part.begin, first + part.end}});
+    }
+    first = stop;
+  }
+  return segments;
+}
+inline int64_t most_channels(const std::vector<Segment>& segments) {
+  int64_t most = 1;
+  for (const Segment& segment : segments) most = std::max(most, segment.channels.size());
+  return most;
+}
+
 // A panel of finished sums, bias included, and the part of the output it is.
 struct Panel {
   float* data = nullptr;
@@ -54,13 +76,15 @@ class Uncopied {
   virtual ~Uncopied() = default;
 };
 
+// Rows make one of a problem and a `cut`: segments may not cross a multiple of this many channels, those of a
+// slab or all. Each says by a function `refusal` why it cannot be made.
 class Convolver : public Uncopied {
  public:
   virtual Lanes lanes() const = 0;
   Orientation orientation() const {
     return has_pixel_lanes(lanes()) ? Orientation::planar : Orientation::interleaved;
   }
-  virtual const std::vector<Segment>& segments() const = 0;
+  const std::vector<Segment>& segments() const { return segments_; }
   virtual int64_t block_count() const = 0;
   virtual int64_t block_pixels(int64_t block) const = 0;
   virtual int64_t max_segment_channels() const = 0;
@@ -68,9 +92,9 @@ class Convolver : public Uncopied {
   // Channels of a panel in memory: whole vectors where panels are interleaved.
   virtual int64_t padded_channels(int64_t channels) const = 0;
   // Segments that make a task long enough to be worth handing out.
-  virtual int64_t segments_per_task() const = 0;
+  virtual int64_t segments_per_task() const { return 1; }
   // Samples whose positions a task takes together.
-  virtual int64_t samples_per_task() const = 0;
+  virtual int64_t samples_per_task() const { return 1; }
 
   virtual int64_t packed_floats() const = 0;
   virtual int64_t worker_floats() const = 0;
@@ -78,7 +102,7 @@ class Convolver : public Uncopied {
   // the cost.
   virtual double padded_multiply_adds() const = 0;
   // Weights that the tasks read, for the cost: all of them for each block of each sample, or of some samples.
-  virtual double read_weights() const = 0;
+  virtual double read_weights() const { return 0; }
   // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
   virtual double staged_elements() const = 0;
   // Segments that one thread would have, for the cost: threads must not change which row is chosen.
@@ -90,10 +114,13 @@ class Convolver : public Uncopied {
   // What the tasks read of weights and bias (null: none), as f32 in their order.
   virtual void pack(const void* weights, const float* bias, float* packed, Executor& executor) const = 0;
   // Whether the window that one segment left with its worker is that of the other too.
-  virtual bool share_window(size_t segment, size_t other) const = 0;
+  virtual bool share_window(size_t /*segment*/, size_t /*other*/) const { return false; }
   // Convolves and hands on the panels, samples one after another, of each in order of pixels.
   virtual void run(const Arguments& arguments, const float* packed, float* worker,
                    const ConvolutionTask& task, const std::function<void(const Panel&)>& consume) const = 0;
+
+ protected:
+  std::vector<Segment> segments_;
 };
 
 }  // namespace onepass::cpu

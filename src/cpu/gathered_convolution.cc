@@ -18,8 +18,7 @@ constexpr int64_t line_channels = 16;
 // Turning a weight takes as long as gathering four terms from runs of taps instead of runs of channels.
 constexpr int64_t gathers_of_weight = 4;
 // Terms are gathered once for each segment: 256 channels take ten times as long as gathering.
-constexpr int64_t max_task_channels = 256;
-constexpr int64_t min_task_channels = 32;
+constexpr int64_t max_task_channels = 256, min_task_channels = 32;
 
 // Copies runs of kWidth floats, or of `width` where it is 0.
 template <int64_t kWidth>
@@ -97,18 +96,8 @@ void GatheredConvolution::choose_segments(int64_t cut, int64_t threads) {
   while (limit > min_task_channels && parts * ceil_div(group_outputs_, limit) < 2 * threads && threads > 1) {
     limit /= 2;
   }
-  int64_t first = 0;
-  while (first < group_outputs_ * group_count_) {
-    const int64_t group = first / group_outputs_;
-    const int64_t stop = std::min((group + 1) * group_outputs_, (first / cut + 1) * cut);
-    const int64_t count = ceil_div(stop - first, limit);
-    for (int64_t i = 0; i < count; ++i) {
-      const Range part = even_part(stop - first, count, i);
-      segments_.push_back({group, {first + part.begin, first + part.end}});
-      max_segment_channels_ = std::max(max_segment_channels_, part.size());
-    }
-    first = stop;
-  }
+  segments_ = segments_of(group_count_, group_outputs_, cut, limit);
+  max_segment_channels_ = most_channels(segments_);
 }
 
 // Without a border the planes are those of the input.

@@ -20,14 +20,10 @@ namespace onepass::cpu {
 
 class GatheredConvolution final : public Convolver {
  public:
-  // `cut`: segments may not cross a multiple of this many channels (the channels of a slab, or all).
   GatheredConvolution(const Problem& problem, const Isa& isa, int64_t cut);
-
-  // Why it cannot be built; empty where it can.
   static std::string refusal(const Problem& problem);
 
   Lanes lanes() const override { return Lanes::terms; }
-  const std::vector<Segment>& segments() const override { return segments_; }
   int64_t block_count() const override { return block_count_; }
   int64_t block_pixels(int64_t block) const override {
     return even_part(pixels_, block_count_, block).size();
@@ -35,7 +31,6 @@ class GatheredConvolution final : public Convolver {
   int64_t max_segment_channels() const override { return max_segment_channels_; }
   int64_t max_panel_pixels() const override { return block_pixels(0); }
   int64_t padded_channels(int64_t channels) const override { return round_up(channels, isa_.lanes); }
-  int64_t segments_per_task() const override { return 1; }
   int64_t samples_per_task() const override { return samples_per_task_; }
 
   int64_t packed_floats() const override { return packed_floats_; }
@@ -58,7 +53,6 @@ class GatheredConvolution final : public Convolver {
   std::string describe() const override;
 
   void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
-  bool share_window(size_t, size_t) const override { return false; }
   void run(const Arguments& arguments, const float* packed, float* worker, const ConvolutionTask& task,
            const std::function<void(const Panel&)>& consume) const override;
 
@@ -94,7 +88,6 @@ class GatheredConvolution final : public Convolver {
   int64_t pixels_ = 0;
   std::array<Axis, 3> axes_;
 
-  std::vector<Segment> segments_;
   int64_t max_segment_channels_ = 0;
   bool channel_runs_ = false;  // terms are [tap][channel of a chunk], and weights are packed so
   bool in_place_ = false;      // a position's channels are its terms, as they lie in memory

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,33 +17,25 @@ namespace onepass::cpu {
 
 class GroupConvolution final : public Convolver {
  public:
-  // `cut`: segments may not cross a multiple of this many channels.
   GroupConvolution(const Problem& problem, const Isa& isa, int64_t cut);
-
-  // Why it cannot be built; empty where it can.
   static std::string refusal(const Problem& problem);
 
   Lanes lanes() const override { return Lanes::groups; }
-  const std::vector<Segment>& segments() const override { return segments_; }
   int64_t block_count() const override { return windows_.block_count(); }
   int64_t block_pixels(int64_t block) const override;
   int64_t max_segment_channels() const override { return windows_.max_segment(); }
   int64_t max_panel_pixels() const override { return max_panel_pixels_; }
   int64_t padded_channels(int64_t channels) const override { return round_up(channels, isa_.lanes); }
-  int64_t segments_per_task() const override { return 1; }
-  int64_t samples_per_task() const override { return 1; }
 
   int64_t packed_floats() const override { return packed_floats_; }
   int64_t worker_floats() const override { return windows_.floats() + sum_floats_; }
   double padded_multiply_adds() const override;
-  double read_weights() const override { return 0; }
   double staged_elements() const override;
   bool in_place() const override { return in_place_; }
   std::string describe() const override;
   const GroupWindows& windows() const { return windows_; }
 
   void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
-  bool share_window(size_t, size_t) const override { return false; }
   void run(const Arguments& arguments, const float* packed, float* worker, const ConvolutionTask& task,
            const std::function<void(const Panel&)>& consume) const override;
 
@@ -77,7 +68,6 @@ class GroupConvolution final : public Convolver {
   bool in_place_ = false;  // nothing is staged
   // Panels have no gaps between pixels, so that steps take them as one row.
   bool dense_panels_ = false;
-  std::vector<Segment> segments_;
   std::vector<OutputClass> classes_;  // [depth][height][width]
   int64_t max_panel_pixels_ = 0;
   int64_t weight_pitch_ = 0;  // floats between taps

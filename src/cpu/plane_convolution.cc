@@ -40,17 +40,8 @@ PlaneConvolution::PlaneConvolution(const Problem& problem, const Isa& isa, int64
   const Conv& conv = *problem.block.conv();
   group_inputs_ = conv.in_channels / conv.groups;
   group_outputs_ = conv.out_channels / conv.groups;
-  for (int64_t first = 0; first < conv.out_channels;) {
-    const int64_t group = first / group_outputs_;
-    const int64_t stop = std::min((group + 1) * group_outputs_, (first / cut + 1) * cut);
-    const int64_t parts = ceil_div(stop - first, max_task_channels);
-    for (int64_t i = 0; i < parts; ++i) {
-      const Range part = even_part(stop - first, parts, i);
-      segments_.push_back({group, {first + part.begin, first + part.end}});
-      max_segment_channels_ = std::max(max_segment_channels_, part.size());
-    }
-    first = stop;
-  }
+  segments_ = segments_of(group_count_, group_outputs_, cut, max_task_channels);
+  max_segment_channels_ = most_channels(segments_);
   const int64_t block =
       std::clamp(block_sum_floats / max_segment_channels_, least_block_pixels, most_block_pixels);
   block_count_ = std::max<int64_t>(1, ceil_div(pixels_, block));

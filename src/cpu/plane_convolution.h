@@ -6,37 +6,28 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "cpu/convolver.h"
 
 namespace onepass::cpu {
 
 class PlaneConvolution final : public Convolver {
+  // Planes that are read together, one stream of memory each.
+  static constexpr int64_t streams = 16;
+
  public:
-  // `cut`: segments may not cross a multiple of this many channels.
   PlaneConvolution(const Problem& problem, const Isa& isa, int64_t cut);
 
-  // Why it cannot be built; empty where it can.
-  static std::string refusal(const Problem& problem);
-
   Lanes lanes() const override { return Lanes::planes; }
-  const std::vector<Segment>& segments() const override { return segments_; }
   int64_t block_count() const override { return block_count_; }
   int64_t block_pixels(int64_t block) const override { return pixels_of(block).size(); }
   int64_t max_segment_channels() const override { return max_segment_channels_; }
   int64_t max_panel_pixels() const override { return block_pixels(0); }
   int64_t padded_channels(int64_t channels) const override { return channels; }
-  int64_t segments_per_task() const override { return 1; }
-  int64_t samples_per_task() const override { return 1; }
 
   int64_t packed_floats() const override { return bias_at_ + group_count_ * group_outputs_; }
   int64_t worker_floats() const override { return edge_floats_ + sum_floats_; }
   double padded_multiply_adds() const override;
-  double read_weights() const override { return 0; }
   // Nothing is staged; these are the elements that the segments read.
   double staged_elements() const override;
   bool in_place() const override { return true; }
@@ -45,14 +36,11 @@ class PlaneConvolution final : public Convolver {
   std::string describe() const override;
 
   void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;
-  bool share_window(size_t, size_t) const override { return false; }
   void run(const Arguments& arguments, const float* packed, float* worker, const ConvolutionTask& task,
            const std::function<void(const Panel&)>& consume) const override;
+  static std::string refusal(const Problem& problem);
 
  private:
-  // Planes that are read together, one stream of memory each.
-  static constexpr int64_t streams = 16;
-
   Range pixels_of(int64_t block) const { return even_part(pixels_, block_count_, block); }
   Range inputs_of(int64_t chunk) const { return even_part(group_inputs_, chunk_count_, chunk); }
   int64_t tile_count(const Segment& segment) const {
@@ -70,7 +58,6 @@ class PlaneConvolution final : public Convolver {
   int64_t group_count_ = 1;
   int64_t group_inputs_ = 0, group_outputs_ = 0;
 
-  std::vector<Segment> segments_;
   int64_t max_segment_channels_ = 1;
   int64_t block_count_ = 1;
   int64_t chunk_count_ = 1;

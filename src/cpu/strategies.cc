@@ -42,19 +42,11 @@ std::string convolution_refusal(const Problem& problem) {
   return reason.empty() ? ConvolutionStage::refusal(problem) : reason;
 }
 
-std::string gathered_refusal(const Problem& problem) {
+// Of a row for some convolutions.
+template <class Convolution>
+std::string own_refusal(const Problem& problem) {
   std::string reason = convolution_refusal(problem);
-  return reason.empty() ? GatheredConvolution::refusal(problem) : reason;
-}
-
-std::string group_refusal(const Problem& problem) {
-  std::string reason = convolution_refusal(problem);
-  return reason.empty() ? GroupConvolution::refusal(problem) : reason;
-}
-
-std::string plane_refusal(const Problem& problem) {
-  std::string reason = convolution_refusal(problem);
-  return reason.empty() ? PlaneConvolution::refusal(problem) : reason;
+  return reason.empty() ? Convolution::refusal(problem) : reason;
 }
 
 std::string tail_refusal(const Problem& problem) {
@@ -137,14 +129,15 @@ extern const Strategy cpu_conv_pixel_lanes =
 
 // Lanes along the terms of a sum: convolutions of few output pixels with many weights.
 extern const Strategy cpu_conv_term_lanes =
-    cpu::block_row<cpu::Lanes::terms>("conv_term_lanes", cpu::gathered_refusal);
+    cpu::block_row<cpu::Lanes::terms>("conv_term_lanes", cpu::own_refusal<cpu::GatheredConvolution>);
 
 // Lanes along channels of several groups: depthwise convolutions and those of few channels in a group.
 extern const Strategy cpu_conv_group_lanes =
-    cpu::block_row<cpu::Lanes::groups>("conv_group_lanes", cpu::group_refusal);
+    cpu::block_row<cpu::Lanes::groups>("conv_group_lanes", cpu::own_refusal<cpu::GroupConvolution>);
 
 // Lanes along pixels that are read in place: 1x1 convolutions of contiguous tensors with few outputs.
-extern const Strategy cpu_conv_planes = cpu::block_row<cpu::Lanes::planes>("conv_planes", cpu::plane_refusal);
+extern const Strategy cpu_conv_planes =
+    cpu::block_row<cpu::Lanes::planes>("conv_planes", cpu::own_refusal<cpu::PlaneConvolution>);
 
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);

@@ -76,8 +76,8 @@ class Uncopied {
   virtual ~Uncopied() = default;
 };
 
-// A row builds a convolver from a problem and `cut`: no segment crosses a multiple of `cut` channels, those of
-// a slab or all. The static function `refusal` of each class says why it cannot be built.
+// A row builds a convolver from a problem and `cut`: no segment crosses a multiple of `cut` channels, those
+// of a slab or all. The static function `refusal` of each class says why it cannot be built.
 class Convolver : public Uncopied {
  public:
   virtual Lanes lanes() const = 0;

@@ -103,8 +103,8 @@ class TailStreamed final : public Kernel {
   }
 
  private:
-  // A unit is one tile and one pass: a block has it to itself, and nothing is shared.
-  bool alone() const { return shape_.parts.mean_follows_norm() && numbers_.tiles_of_unit == 1; }
+  // A unit is one tile: a block has it to itself, and nothing is shared.
+  bool alone() const { return numbers_.tiles_of_unit == 1; }
 
   Number control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }
 

@@ -5,7 +5,8 @@
 //
 // Work is taken by ticket: pass 1 of a wave of units, then pass 2 of the wave before. Pass 2 so finds its x
 // in the second-level cache, and waits only for lower tickets. Moves x twice (once from memory) and y once. A
-// mean directly after the norm follows from the moments: pass 1 alone.
+// mean directly after the norm follows from the moments: pass 1 alone. Units of one tile take no tickets: a
+// block runs both passes of its own.
 #pragma once
 
 #include "tail/parameters.cuh"
@@ -348,17 +349,30 @@ struct TailStreamed {
     }
   }
 
-  // A unit is one tile and one pass: a block has it to itself.
-  static constexpr bool alone = first_tiles == 1 && second_tiles == 0;
+  // A unit is one tile: a block has it to itself, in both passes. The second finds x in the caches.
+  static constexpr bool alone = tiles == 1;
 
-  __device__ __forceinline__ void run() const {
-    if constexpr (alone) {
-      const int64 unit = blockIdx.x;
-      if (unit >= Walk::units(p.batch)) return;
+  __device__ __forceinline__ void run_alone(int64 unit) const {
+    if constexpr (Tail::has_norm) {
       MomentsPass pass{p, scratch};
       Walk::run(p, unit, 0, pass);
       __syncthreads();  // all parts are there
       finish_moments(unit);
+      __syncthreads();
+    }
+    if constexpr (!Tail::mean_follows_norm) {
+      ApplyPass pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      if constexpr (Tail::has_mean) {
+        __syncthreads();
+        finish_mean(unit);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    if constexpr (alone) {
+      if (blockIdx.x < Walk::units(p.batch)) run_alone(blockIdx.x);
     } else {
       run_tickets(*this, Walk::units(p.batch), [](int64) { return false; });
     }

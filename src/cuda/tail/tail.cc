@@ -349,6 +349,14 @@ std::string StreamNumbers::source() const {
   return out.str();
 }
 
+std::string StreamNumbers::wave_text() const {
+  const std::string units = order == Order::planar ? " slabs"
+                            : units_per_sample == 1
+                                ? " samples"
+                                : " strips of " + std::to_string(strip_channels) + " channels";
+  return "wave: " + std::to_string(wave_units.value()) + units + " between the passes\n";
+}
+
 std::string StreamNumbers::describe() const {
   std::ostringstream out;
   out << "order: " << (order == Order::planar ? "channels before space" : "channels after space") << '\n'
@@ -356,11 +364,7 @@ std::string StreamNumbers::describe() const {
       << "tile: "
       << (pieces > 1 ? "a piece of " + std::to_string(pieces) : std::to_string(rows_per_tile) + " rows")
       << ", " << team << " threads " << (order == Order::planar ? "a row" : "along channels") << '\n'
-      << "wave: " << wave_units
-      << (order == Order::planar  ? " slabs"
-          : units_per_sample == 1 ? " samples"
-                                  : " strips of " + std::to_string(strip_channels) + " channels")
-      << " between the passes\n";
+      << (tiles_of_unit == 1 ? "unit: one tile, both passes by one block\n" : wave_text());
   return out.str();
 }
 

@@ -137,6 +137,9 @@ struct StreamNumbers {
   // Floats that sums of `count` values a row need in shared memory, `at_once` of them at a time where the
   // order is interleaved.
   int64_t scratch_floats(int64_t count, int64_t at_once) const;
+
+ private:
+  std::string wave_text() const;
 };
 
 // The row of a class that is its kernel and has its refusal and its cost.

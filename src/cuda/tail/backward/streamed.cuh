@@ -10,7 +10,7 @@
 // The stored mean is rounded, and the mean of xhat says by how much: sums of dz xhat are moved by it. Where
 // the mean is a hundred deviations from zero, gradients of weights are twenty times as exact.
 // Without a norm everything is pass 2 and the whole chain the after-chain. Tickets and waves as in
-// tail/streamed.cuh.
+// tail/streamed.cuh; a unit of one tile is one ticket.
 #pragma once
 
 #include "tail/backward/parameters.cuh"
@@ -317,12 +317,22 @@ struct TailBackward {
     if (threadIdx.x == 0) count_up(p.control + 1);
   }
 
+  // The sums of pass 1, when all tiles of a unit have theirs.
+  __device__ __forceinline__ void finish_first(int64 unit) const {
+    finish_rows<first_parts>(unit, p.parts, [](int i) { return i < first_sums ? i : total_sums; });
+    finish_slabs(unit);
+  }
+  // The sums of pass 2.
+  __device__ __forceinline__ void finish_second(int64 unit) const {
+    finish_rows<second_sums>(unit, p.sums, [](int i) { return first_sums + i; });
+    arrive_finished();
+  }
+
   __device__ __forceinline__ void first(int64 unit, int tile, uint32* counters) const {
     Pass<false> pass{p, scratch};
     Walk::run(p, unit, tile, pass);
     if (arrives_last(counters, tiles)) {
-      finish_rows<first_parts>(unit, p.parts, [](int i) { return i < first_sums ? i : total_sums; });
-      finish_slabs(unit);
+      finish_first(unit);
       publish(counters + 2, 1u);
       if constexpr (second_sums == 0) arrive_finished();
     }
@@ -336,9 +346,28 @@ struct TailBackward {
     Pass<true> pass{p, scratch};
     Walk::run(p, unit, tile, pass);
     if constexpr (second_sums > 0) {
-      if (arrives_last(counters + 1, tiles)) {
-        finish_rows<second_sums>(unit, p.sums, [](int i) { return first_sums + i; });
-        arrive_finished();
+      if (arrives_last(counters + 1, tiles)) finish_second(unit);
+    }
+  }
+
+  // A unit is one tile: a block has it to itself, and both passes are one ticket.
+  static constexpr bool alone = tiles == 1;
+
+  __device__ __forceinline__ void run_alone(int64 unit) const {
+    if constexpr (first_tiles > 0) {
+      Pass<false> pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      __syncthreads();
+      finish_first(unit);
+      if constexpr (second_sums == 0) arrive_finished();
+      __syncthreads();
+    }
+    if constexpr (second_tiles > 0) {
+      Pass<true> pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      if constexpr (second_sums > 0) {
+        __syncthreads();
+        finish_second(unit);
       }
     }
   }
@@ -346,18 +375,22 @@ struct TailBackward {
   __device__ __forceinline__ void run() const {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = Walk::units(p.batch);
-    const int64 tickets = Items::tickets(units, p.wave_units);
+    const int64 tickets = alone ? units : Items::tickets(units, p.wave_units);
     Tickets own(p.control);
     int64 ticket = own.take();
 #pragma unroll 1
     for (; ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
+      if constexpr (alone) {
+        run_alone(ticket);
       } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
+        const Items item(ticket, p.wave_units);
+        if (item.unit >= units) continue;
+        uint32* counters = p.control + 4 + item.unit * 4;
+        if (item.is_first) {
+          if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
+        } else {
+          if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
+        }
       }
     }
     if constexpr (third_items > 0) {

@@ -1,0 +1,508 @@
+// A convolution whose groups have few inputs, with the chain after it: any kernel, stride, padding, dilation,
+// transposed or not, on CUDA cores.
+//
+//   y[n, o, q] = chain(bias[o] + sum over inputs c of the group, taps t:  w[o, c, t] x[n, c, i(q, t)])
+//
+// A block computes a tile: a box of cells times channels of some groups. A cell is one output position, or of
+// a transposed convolution those of all classes along x (ThinAxis). It stages the input's window and the
+// weights as f32, with zeros outside the input, in chunks of input channels. A thread holds `outputs` channels
+// of `rows` x `positions` cells in registers. It loads the segment of a window's row once for all taps and
+// cells of that row. The sums go through shared memory, so that x is read and y written in whole sectors in
+// both layouts. Moves x once, apart from halos, and y once.
+//
+// Terms are added by input channel, then by tap, whatever the tile. Tiles so do not change the bits.
+#pragma once
+
+#include "direct/parameters.cuh"
+#include "tail/tail.cuh"
+
+namespace onepass {
+
+template <class Convolution, class TailOfBlock, class Numbers>
+struct Narrow {
+  using C = Convolution;
+  using N = Numbers;
+  using Tail = TailOfBlock;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+  using Output = typename Tail::Output;
+  using Parameters = NarrowParameters<Tail::parameters>;
+
+  static constexpr int x_classes = static_cast<int>(C::classes(2));
+  static constexpr int cells = N::positions * x_classes;  // outputs of a thread along x
+  static constexpr int channels = N::groups * N::outputs * N::output_slots;
+  static constexpr int group_outputs = N::outputs * N::output_slots;  // of a group in the tile
+  static constexpr int box[3] = {N::slots_z, N::rows * N::slots_y, N::positions * N::slots_x};
+  static constexpr int box_outputs = box[2] * x_classes;  // along x
+
+  using Sums = float[N::outputs][N::rows][cells];
+
+  const Parameters& p;
+  unsigned char* shared;
+
+  __device__ __forceinline__ float* window() const { return reinterpret_cast<float*>(shared); }
+  __device__ __forceinline__ float* weights() const { return window() + N::window_floats; }
+  __device__ __forceinline__ float* results() const { return window(); }  // after the last product
+
+  // What a block computes.
+  struct Tile {
+    int64 n;
+    int group;   // its first one
+    int output;  // its first channel in each group
+    int r[2];    // classes of z and y
+    int cell[3];
+
+    explicit __device__ __forceinline__ Tile(unsigned index) {
+      const auto take = [&](int count) {
+        const auto of = static_cast<unsigned>(count);
+        const unsigned rest = index / of;
+        const auto own = static_cast<int>(index - rest * of);
+        index = rest;
+        return own;
+      };
+      // Tiles that share their input are neighbours: channels of a group, classes, then the box.
+      output = take(N::output_tiles) * group_outputs;
+      r[1] = take(static_cast<int>(C::classes(1)));
+      r[0] = take(static_cast<int>(C::classes(0)));
+      // Channels of a position that several tiles share are one run of memory where they lie together.
+      if constexpr (N::input_interleaved) group = take(N::group_tiles) * N::groups;
+      cell[2] = take(N::tiles_x) * box[2];
+      cell[1] = take(N::tiles_y) * box[1];
+      cell[0] = take(N::tiles_z) * box[0];
+      if constexpr (!N::input_interleaved) group = take(N::group_tiles) * N::groups;
+      n = static_cast<int64>(index);
+    }
+
+    // The first input that the window has.
+    __device__ __forceinline__ int origin(int d) const {
+      const int first = cell[d] * static_cast<int>(C::step(d));
+      if (d == 2) return first + N::first_x;
+      const int at = r[d];
+      const auto count = static_cast<int>(C::count(d, at));
+      const auto delta = static_cast<int>(C::delta(d));
+      return first + static_cast<int>(C::base(d, at)) + (delta < 0 && count > 0 ? (count - 1) * delta : 0);
+    }
+  };
+
+  // Where a thread's outputs are in the tile.
+  struct Slot {
+    int group, output;
+    int at[3];
+    bool in_range;
+
+    __device__ __forceinline__ Slot() {
+      auto index = threadIdx.x;
+      in_range = index < static_cast<unsigned>(N::slots);
+      const auto take = [&](int count) {
+        const auto of = static_cast<unsigned>(count);
+        const unsigned rest = index / of;
+        const auto own = static_cast<int>(index - rest * of);
+        index = rest;
+        return own;
+      };
+      if constexpr (N::input_interleaved) take_channels(take);
+      at[2] = take(N::slots_x) * N::positions;
+      at[1] = take(N::slots_y) * N::rows;
+      at[0] = take(N::slots_z);
+      if constexpr (!N::input_interleaved) take_channels(take);
+    }
+
+   private:
+    template <class Take>
+    __device__ __forceinline__ void take_channels(const Take& take) {
+      output = take(N::output_slots) * N::outputs;
+      group = take(N::groups);
+    }
+  };
+
+  // Neighbouring threads read a row `skew` elements apart: one more float after as many avoids bank conflicts.
+  static constexpr __device__ int skewed(int x, int skew) { return skew > 0 ? x + x / skew : x; }
+
+  // --- Staging ---
+
+  // The `i`-th vector of the window: where it lies in memory, and in shared memory.
+  struct WindowVector {
+    int64 index = 0;
+    int place = 0;
+    int x = 0;        // its first element's, where vectors lie along x
+    int channel = 0;  // and where they lie along channels
+    bool in_range = false;
+
+    __device__ __forceinline__ WindowVector(const Tile& tile, const int (&origin)[3], int first_input, int i) {
+      auto rest = static_cast<unsigned>(i);
+      const auto take = [&](int count) {
+        const auto of = static_cast<unsigned>(count);
+        const unsigned quotient = rest / of;
+        const auto own = static_cast<int>(rest - quotient * of);
+        rest = quotient;
+        return own;
+      };
+      int g, c, at[3];
+      if constexpr (N::input_interleaved) {
+        channel = take(N::groups * N::inputs / N::input_vector) * N::input_vector;
+        g = channel / N::inputs;
+        c = channel % N::inputs;
+        at[2] = take(N::window_size_x);
+      } else {
+        at[2] = x = take(N::window_size_x / N::input_vector) * N::input_vector;
+      }
+      at[1] = take(N::window_size_y);
+      at[0] = take(N::window_size_z);
+      if constexpr (!N::input_interleaved) {
+        c = take(N::inputs);
+        g = take(N::groups);
+      }
+      place = at[0] * N::window_z + at[1] * N::window_y;
+      in_range = tile.group + g < C::groups && first_input + c < C::in_channels;
+      index = tile.n * C::input_stride(0) +
+              (static_cast<int64>(tile.group + g) * C::in_channels + first_input + c) * C::input_stride(1);
+#pragma unroll
+      for (int d = 0; d < 3; ++d) {
+        const int position = origin[d] + at[d];
+        in_range &= static_cast<unsigned>(position) < static_cast<unsigned>(C::input_size(d));
+        index += position * C::input_stride(d + 2);
+      }
+      if constexpr (N::input_interleaved) {
+        place += at[2] * N::window_x;
+      } else {
+        place += g * N::window_g + c * N::window_c;
+      }
+    }
+
+    // Of one of the vector's elements, relative to the window's start.
+    __device__ __forceinline__ int element(int k) const {
+      if constexpr (N::input_interleaved) {
+        return place + (channel + k) / N::inputs * N::window_g + (channel + k) % N::inputs * N::window_c;
+      } else {
+        return place + skewed(x + k, N::skew);
+      }
+    }
+  };
+
+  __device__ __forceinline__ void stage_window(const Tile& tile, int first_input, float* to) const {
+    constexpr int vector = N::input_vector;
+    constexpr int count = N::groups * N::inputs * N::window_size_z * N::window_size_y * N::window_size_x / vector;
+    constexpr int at_once = vector > 1 ? 4 : 8;
+    const bool aligned = reinterpret_cast<uint64>(p.input) % 16 == 0;
+    const int origin[3] = {tile.origin(0), tile.origin(1), tile.origin(2)};
+#pragma unroll 1
+    for (int first = static_cast<int>(threadIdx.x); first < count; first += N::threads * at_once) {
+      Packed<Input, vector> x[at_once];
+#pragma unroll
+      for (int u = 0; u < at_once; ++u) {
+#pragma unroll
+        for (uint32& word : x[u].word) word = 0;
+        const int i = first + u * N::threads;
+        if (i >= count) continue;
+        const WindowVector from(tile, origin, first_input, i);
+        if (from.in_range) x[u].load(p.input, from.index, aligned);
+      }
+#pragma unroll
+      for (int u = 0; u < at_once; ++u) {
+        const int i = first + u * N::threads;
+        if (i >= count) continue;
+        const WindowVector from(tile, origin, first_input, i);
+        float value[vector];
+        x[u].unpack(value);
+#pragma unroll
+        for (int k = 0; k < vector; ++k) {
+          if constexpr (C::rounds_to_tf32) value[k] = round_operand<C>(value[k]);
+        }
+        if constexpr (N::stages_vectors) {
+          static_assert(vector == 4);
+          *reinterpret_cast<float4*>(to + from.element(0)) =
+              make_float4(value[0], value[1], value[2], value[3]);
+        } else {
+#pragma unroll
+          for (int k = 0; k < vector; ++k) to[from.element(k)] = value[k];
+        }
+      }
+    }
+  }
+
+  // [input][tap][group and output of the tile]; lanes follow the weights' own order.
+  __device__ __forceinline__ void stage_weights(const Tile& tile, int first_input, float* to) const {
+    constexpr int count = channels * N::inputs * C::taps;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
+      auto rest = static_cast<unsigned>(i);
+      const auto take = [&](int of) {
+        const auto own = static_cast<int>(rest % static_cast<unsigned>(of));
+        rest /= static_cast<unsigned>(of);
+        return own;
+      };
+      const int t = take(C::taps);
+      const int first = take(C::transposed ? group_outputs : N::inputs);
+      const int second = take(C::transposed ? N::inputs : group_outputs);
+      const int c = C::transposed ? second : first;
+      const int o = C::transposed ? first : second;
+      const auto g = static_cast<int>(rest);
+      const int group = tile.group + g;
+      const int output = tile.output + o;
+      const int input = first_input + c;
+      float value = 0.0f;
+      if (group < C::groups && output < C::channels && input < C::in_channels) {
+        const int64 row = C::transposed ? (static_cast<int64>(group) * C::in_channels + input) * C::channels + output
+                                        : (static_cast<int64>(group) * C::channels + output) * C::in_channels + input;
+        value = load_one<typename C::Weight>(p.parameter[0], row * C::taps + t);
+        if constexpr (C::rounds_to_tf32) value = round_operand<C>(value);
+      }
+      to[c * N::weight_c + t * N::weight_t + g * group_outputs + o] = value;
+    }
+  }
+
+  // --- Products ---
+
+  // Neighbours of shared memory, in vectors where they are aligned.
+  template <int Count>
+  static __device__ __forceinline__ void load_floats(const float* from, float (&to)[Count]) {
+    constexpr int width = N::weight_t % 4 == 0 && Count % 4 == 0 ? 4 : N::weight_t % 2 == 0 && Count % 2 == 0 ? 2 : 1;
+    if constexpr (width == 4) {
+#pragma unroll
+      for (int i = 0; i < Count; i += 4) {
+        const float4 v = *reinterpret_cast<const float4*>(from + i);
+        to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+      }
+    } else if constexpr (width == 2) {
+#pragma unroll
+      for (int i = 0; i < Count; i += 2) {
+        const float2 v = *reinterpret_cast<const float2*>(from + i);
+        to[i] = v.x, to[i + 1] = v.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) to[i] = from[i];
+    }
+  }
+
+  // What a thread's cells read of one row of the window.
+  struct Segment {
+    float value[N::segment];
+
+    explicit __device__ __forceinline__ Segment(const float* row) {
+#pragma unroll
+      for (int k = 0; k < N::segment; ++k) value[k] = row[skewed(N::lead + k, N::skew) * N::window_x];
+    }
+  };
+
+  // The taps of a row of the filter at `w`, for the cells of row `q`.
+  static __device__ __forceinline__ void add_row(const Segment& x, const float* w, int q, Sums& sums) {
+    constexpr auto step = static_cast<int>(C::step(2));
+#pragma unroll
+    for (int s = 0; s < x_classes; ++s) {
+#pragma unroll
+      for (int m = 0; m < N::most_taps_x; ++m) {
+        if (m >= static_cast<int>(C::count(2, s))) continue;
+        float weight[N::outputs];
+        load_floats(w + static_cast<int>(C::first(2, s) + m * C::tap_step(2)) * N::weight_t, weight);
+        const auto offset = static_cast<int>(C::base(2, s) + m * C::delta(2)) - N::lowest_x;
+#pragma unroll
+        for (int i = 0; i < N::positions; ++i) {
+#pragma unroll
+          for (int o = 0; o < N::outputs; ++o) {
+            float& sum = sums[o][q][i * x_classes + s];
+            sum = fmaf(weight[o], x.value[i * step + offset], sum);
+          }
+        }
+      }
+    }
+  }
+
+  // The terms of one input channel: `x` is where the thread's first cell begins in its window.
+  static __device__ __forceinline__ void add_channel(const Tile& tile, const float* x, const float* w,
+                                                     Sums& sums) {
+    constexpr auto delta0 = static_cast<int>(C::delta(0));
+    constexpr auto delta1 = static_cast<int>(C::delta(1));
+    const auto count0 = static_cast<int>(C::count(0, tile.r[0]));
+    const auto count1 = static_cast<int>(C::count(1, tile.r[1]));
+    const auto tap_y = static_cast<int>(C::tap_stride(1)) * N::weight_t;
+#pragma unroll 1
+    for (int m0 = 0; m0 < count0; ++m0) {
+      const float* plane = x + (delta0 < 0 ? (count0 - 1 - m0) * -delta0 : m0 * delta0) * N::window_z;
+      const float* filter =
+          w + static_cast<int>(C::first(0, tile.r[0]) + m0 * C::tap_step(0)) * static_cast<int>(C::tap_stride(0)) * N::weight_t;
+      if constexpr (N::rows > 1) {
+        // All taps of y are of one class. A row of the window is read once for all rows of cells.
+        constexpr auto taps = static_cast<int>(C::count(1, 0));
+        constexpr auto step = static_cast<int>(C::step(1));
+        constexpr int distance = delta1 < 0 ? -delta1 : delta1;
+        constexpr int reach = (N::rows - 1) * step + (taps - 1) * distance + 1;
+#pragma unroll
+        for (int i = 0; i < reach; ++i) {
+          const int at = delta1 < 0 ? reach - 1 - i : i;  // so that taps are added in their order
+          const Segment row(plane + at * N::window_y);
+#pragma unroll
+          for (int q = 0; q < N::rows; ++q) {
+            const int from = at - q * step;
+            if (from < 0 || from % distance != 0 || from / distance >= taps) continue;
+            const int m1 = delta1 < 0 ? taps - 1 - from / distance : from / distance;
+            add_row(row, filter + static_cast<int>(C::first(1, 0) + m1 * C::tap_step(1)) * tap_y, q, sums);
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int m1 = 0; m1 < count1; ++m1) {
+          const Segment row(plane + (delta1 < 0 ? (count1 - 1 - m1) * -delta1 : m1 * delta1) * N::window_y);
+          add_row(row, filter + static_cast<int>(C::first(1, tile.r[1]) + m1 * C::tap_step(1)) * tap_y, 0, sums);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+    for (int o = 0; o < N::outputs; ++o) {
+#pragma unroll
+      for (int q = 0; q < N::rows; ++q) {
+#pragma unroll
+        for (int i = 0; i < cells; ++i) sums[o][q][i] = 0.0f;
+      }
+    }
+  }
+
+  // Long sums are made of parts, of `part_inputs` channels each.
+  static __device__ __forceinline__ void fold(Sums& sums, Sums& part) {
+#pragma unroll
+    for (int o = 0; o < N::outputs; ++o) {
+#pragma unroll
+      for (int q = 0; q < N::rows; ++q) {
+#pragma unroll
+        for (int i = 0; i < cells; ++i) sums[o][q][i] += part[o][q][i];
+      }
+    }
+    clear(part);
+  }
+
+  __device__ __forceinline__ void add_chunk(const Tile& tile, const Slot& slot, int first_input, Sums& sums,
+                                            Sums& part) const {
+    const float* x = window() + slot.group * N::window_g +
+                     slot.at[0] * static_cast<int>(C::step(0)) * N::window_z +
+                     slot.at[1] * static_cast<int>(C::step(1)) * N::window_y +
+                     skewed(slot.at[2] * static_cast<int>(C::step(2)), N::skew) * N::window_x;
+    const float* w = weights() + slot.group * group_outputs + slot.output;
+    const int left = C::in_channels - first_input;
+    const int count = left < N::inputs ? left : N::inputs;
+#pragma unroll 1
+    for (int c = 0; c < count; ++c) {
+      if constexpr (N::part_inputs > 0) {
+        add_channel(tile, x + c * N::window_c, w + c * N::weight_c, part);
+        if ((first_input + c + 1) % N::part_inputs == 0) fold(sums, part);
+      } else {
+        add_channel(tile, x + c * N::window_c, w + c * N::weight_c, sums);
+      }
+    }
+  }
+
+  // --- Outputs ---
+
+  __device__ __forceinline__ void keep_results(const Tile& tile, const Slot& slot, const Sums& sums) const {
+    float* to = results() + (slot.group * group_outputs + slot.output) * N::result_c + slot.at[0] * N::result_z +
+                slot.at[1] * N::result_y + skewed(slot.at[2] * x_classes, N::result_skew) * N::result_x;
+#pragma unroll
+    for (int o = 0; o < N::outputs; ++o) {
+      float bias = 0.0f;
+      if constexpr (C::has_bias) {
+        const int group = tile.group + slot.group;
+        const int output = tile.output + slot.output + o;
+        if (group < C::groups && output < C::channels)
+          bias = load_one<typename C::Bias>(p.parameter[1], static_cast<int64>(group) * C::channels + output);
+      }
+#pragma unroll
+      for (int q = 0; q < N::rows; ++q) {
+#pragma unroll
+        for (int i = 0; i < cells; ++i)
+          to[o * N::result_c + q * N::result_y + skewed(i, N::result_skew) * N::result_x] = sums[o][q][i] + bias;
+      }
+    }
+  }
+
+  // What a chain's tensors are loaded by.
+  struct Operands {
+    const void* const* parameter;
+    uint64 aligned;
+  };
+
+  // Whether vectors of the output, and of tensors that stages read, lie on 16 bytes.
+  __device__ __forceinline__ bool are_aligned() const {
+    auto bits = reinterpret_cast<uint64>(p.output);
+#pragma unroll
+    for (int i = 0; i < Tail::parameters; ++i) bits |= reinterpret_cast<uint64>(p.parameter[i]);
+    return bits % 16 == 0;
+  }
+
+  __device__ __forceinline__ void store_results(const Tile& tile) const {
+    constexpr int vector = N::output_vector;
+    constexpr int along_x = N::output_interleaved ? box_outputs : box_outputs / vector;
+    constexpr int along_channels = N::output_interleaved ? channels / vector : channels;
+    constexpr int count = along_channels * box[0] * box[1] * along_x;
+    const bool aligned = vector == 1 || are_aligned();
+    const Operands operands{p.parameter, aligned ? ~uint64{0} : 0};
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
+      auto rest = static_cast<unsigned>(i);
+      const auto take = [&](int of) {
+        const auto own = static_cast<int>(rest % static_cast<unsigned>(of));
+        rest /= static_cast<unsigned>(of);
+        return own;
+      };
+      int channel = 0;
+      if constexpr (N::output_interleaved) channel = take(along_channels) * vector;
+      const int x = take(along_x) * (N::output_interleaved ? 1 : vector);
+      const int y = take(box[1]);
+      const int z = take(box[0]);
+      if constexpr (!N::output_interleaved) channel = static_cast<int>(rest);
+      const int group = tile.group + channel / group_outputs;
+      const int output = tile.output + channel % group_outputs;
+      const int q[3] = {tile.r[0] + static_cast<int>(C::classes(0)) * (tile.cell[0] + z),
+                        tile.r[1] + static_cast<int>(C::classes(1)) * (tile.cell[1] + y),
+                        tile.cell[2] * x_classes + x};
+      bool in_range = group < C::groups && output < C::channels;
+      const int c = group * static_cast<int>(C::channels) + output;
+      int64 index = tile.n * C::stride(0) + c * C::stride(1);
+#pragma unroll
+      for (int d = 0; d < 3; ++d) {
+        in_range &= q[d] < static_cast<int>(C::output_size(d));
+        index += q[d] * C::stride(d + 2);
+      }
+      if (!in_range) continue;
+      const float* from = results() + channel * N::result_c + z * N::result_z + y * N::result_y;
+      typename After::template Tensors<vector> tensors;
+      tensors.load(operands, index);
+      ChannelValues<After, N::output_interleaved ? vector : 1> values;
+      values.load(p, tile.n, c);
+      float y_value[vector];
+#pragma unroll
+      for (int k = 0; k < vector; ++k) {
+        const float h = N::output_interleaved ? from[skewed(x, N::result_skew) * N::result_x + k * N::result_c]
+                                              : from[skewed(x + k, N::result_skew) * N::result_x];
+        y_value[k] = After::value(h, values.value[N::output_interleaved ? k : 0], tensors, k);
+      }
+      Packed<Output, vector> packed;
+      packed.pack(y_value);
+      packed.store(p.output, index, aligned);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const Tile tile(blockIdx.x);
+    const Slot slot;
+    Sums sums, part;
+    clear(sums);
+    clear(part);
+#pragma unroll 1
+    for (int first_input = 0; first_input < C::in_channels; first_input += N::inputs) {
+      if (first_input > 0) __syncthreads();
+      stage_weights(tile, first_input, weights());
+      stage_window(tile, first_input, window());
+      __syncthreads();
+      if (slot.in_range) add_chunk(tile, slot, first_input, sums, part);
+    }
+    if constexpr (N::part_inputs > 0) fold(sums, part);
+    __syncthreads();
+    if (slot.in_range) keep_results(tile, slot, sums);
+    __syncthreads();
+    store_results(tile);
+  }
+};
+
+}  // namespace onepass

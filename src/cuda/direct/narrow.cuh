@@ -44,6 +44,19 @@ struct Narrow {
   __device__ __forceinline__ float* weights() const { return window() + N::window_floats; }
   __device__ __forceinline__ float* results() const { return window(); }  // after the last product
 
+  // A count that is taken apart, the fastest running part first.
+  struct Parts {
+    unsigned rest;
+
+    __device__ __forceinline__ int take(int count) {
+      const auto of = static_cast<unsigned>(count);
+      const unsigned quotient = rest / of;
+      const auto own = static_cast<int>(rest - quotient * of);
+      rest = quotient;
+      return own;
+    }
+  };
+
   // What a block computes.
   struct Tile {
     int64 n;
@@ -53,13 +66,8 @@ struct Narrow {
     int cell[3];
 
     explicit __device__ __forceinline__ Tile(unsigned index) {
-      const auto take = [&](int count) {
-        const auto of = static_cast<unsigned>(count);
-        const unsigned rest = index / of;
-        const auto own = static_cast<int>(index - rest * of);
-        index = rest;
-        return own;
-      };
+      Parts parts{index};
+      const auto take = [&](int count) { return parts.take(count); };
       // Tiles that share their input are neighbours: channels of a group, classes, then the box.
       output = take(N::output_tiles) * group_outputs;
       r[1] = take(static_cast<int>(C::classes(1)));
@@ -70,7 +78,7 @@ struct Narrow {
       cell[1] = take(N::tiles_y) * box[1];
       cell[0] = take(N::tiles_z) * box[0];
       if constexpr (!N::input_interleaved) group = take(N::group_tiles) * N::groups;
-      n = static_cast<int64>(index);
+      n = static_cast<int64>(parts.rest);
     }
 
     // The first input that the window has.
@@ -91,15 +99,9 @@ struct Narrow {
     bool in_range;
 
     __device__ __forceinline__ Slot() {
-      auto index = threadIdx.x;
-      in_range = index < static_cast<unsigned>(N::slots);
-      const auto take = [&](int count) {
-        const auto of = static_cast<unsigned>(count);
-        const unsigned rest = index / of;
-        const auto own = static_cast<int>(index - rest * of);
-        index = rest;
-        return own;
-      };
+      Parts parts{threadIdx.x};
+      const auto take = [&](int count) { return parts.take(count); };
+      in_range = threadIdx.x < static_cast<unsigned>(N::slots);
       if constexpr (N::input_interleaved) take_channels(take);
       at[2] = take(N::slots_x) * N::positions;
       at[1] = take(N::slots_y) * N::rows;
@@ -120,103 +122,143 @@ struct Narrow {
 
   // --- Staging ---
 
-  // The `i`-th vector of the window: where it lies in memory, and in shared memory.
-  struct WindowVector {
+  // A row of vectors that lie together in memory: along x or, interleaved, the channels of a position. `Lanes`
+  // threads copy it in `steps` steps, several rows at once.
+  template <int Vectors, int Lanes>
+  struct Rows {
+    static constexpr int steps = (Vectors + Lanes - 1) / Lanes;
+    static constexpr int at_once = N::threads / Lanes;
+    // Rows that a thread takes together: eight loads are in flight.
+    static constexpr int together = steps >= 8 ? 1 : 8 / steps;
+
+    static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) / Lanes; }
+    static __device__ __forceinline__ int vector(int step) {
+      return static_cast<int>(threadIdx.x) % Lanes + step * Lanes;
+    }
+    static __device__ __forceinline__ bool has(int step) {
+      return Vectors % Lanes == 0 || step + 1 < steps || vector(step) < Vectors;
+    }
+  };
+
+  // A row of the window, in memory and in shared memory.
+  struct WindowRow {
     int64 index = 0;
     int place = 0;
-    int x = 0;        // its first element's, where vectors lie along x
-    int channel = 0;  // and where they lie along channels
     bool in_range = false;
 
-    __device__ __forceinline__ WindowVector(const Tile& tile, const int (&origin)[3], int first_input, int i) {
-      auto rest = static_cast<unsigned>(i);
-      const auto take = [&](int count) {
-        const auto of = static_cast<unsigned>(count);
-        const unsigned quotient = rest / of;
-        const auto own = static_cast<int>(rest - quotient * of);
-        rest = quotient;
-        return own;
-      };
-      int g, c, at[3];
-      if constexpr (N::input_interleaved) {
-        channel = take(N::groups * N::inputs / N::input_vector) * N::input_vector;
-        g = channel / N::inputs;
-        c = channel % N::inputs;
-        at[2] = take(N::window_size_x);
-      } else {
-        at[2] = x = take(N::window_size_x / N::input_vector) * N::input_vector;
-      }
-      at[1] = take(N::window_size_y);
-      at[0] = take(N::window_size_z);
-      if constexpr (!N::input_interleaved) {
-        c = take(N::inputs);
-        g = take(N::groups);
-      }
-      place = at[0] * N::window_z + at[1] * N::window_y;
-      in_range = tile.group + g < C::groups && first_input + c < C::in_channels;
-      index = tile.n * C::input_stride(0) +
-              (static_cast<int64>(tile.group + g) * C::in_channels + first_input + c) * C::input_stride(1);
-#pragma unroll
-      for (int d = 0; d < 3; ++d) {
-        const int position = origin[d] + at[d];
+    __device__ __forceinline__ WindowRow(const Tile& tile, const int (&origin)[3], int first_input, int row) {
+      Parts parts{static_cast<unsigned>(row)};
+      const auto go_along = [&](int d, int at, int pitch) {
+        const int position = origin[d] + at;
         in_range &= static_cast<unsigned>(position) < static_cast<unsigned>(C::input_size(d));
         index += position * C::input_stride(d + 2);
-      }
-      if constexpr (N::input_interleaved) {
-        place += at[2] * N::window_x;
-      } else {
+        place += at * pitch;
+      };
+      in_range = true;
+      index = tile.n * C::input_stride(0) +
+              (static_cast<int64>(tile.group) * C::in_channels + first_input) * C::input_stride(1);
+      if constexpr (N::input_interleaved) go_along(2, parts.take(N::window_size_x), N::window_x);
+      go_along(1, parts.take(N::window_size_y), N::window_y);
+      go_along(0, parts.take(N::window_size_z), N::window_z);
+      if constexpr (!N::input_interleaved) {
+        const int c = parts.take(N::inputs);
+        const int g = parts.take(N::groups);
+        in_range &= tile.group + g < C::groups && first_input + c < C::in_channels;
+        index += (g * C::in_channels + c) * C::input_stride(1);
         place += g * N::window_g + c * N::window_c;
-      }
-    }
-
-    // Of one of the vector's elements, relative to the window's start.
-    __device__ __forceinline__ int element(int k) const {
-      if constexpr (N::input_interleaved) {
-        return place + (channel + k) / N::inputs * N::window_g + (channel + k) % N::inputs * N::window_c;
-      } else {
-        return place + skewed(x + k, N::skew);
       }
     }
   };
 
+  // A vector of every row: its elements' places and whether the input has them.
+  struct WindowVector {
+    int64 index;
+    int first;
+    bool in_range;
+
+    __device__ __forceinline__ WindowVector(const Tile& tile, const int (&origin)[3], int first_input, int i)
+        : first(i * N::input_vector) {
+      if constexpr (N::input_interleaved) {
+        const int g = first / N::inputs;
+        const int c = first % N::inputs;
+        in_range = tile.group + g < C::groups && first_input + c < C::in_channels;
+        index = (g * C::in_channels + c) * C::input_stride(1);
+      } else {
+        const int x = origin[2] + first;
+        in_range = static_cast<unsigned>(x) < static_cast<unsigned>(C::input_size(2));
+        index = x * C::input_stride(4);
+      }
+    }
+
+    __device__ __forceinline__ int place(int k) const {
+      const int at = first + k;
+      if constexpr (!N::input_interleaved) return skewed(at, N::skew);
+      return N::groups == 1 ? at : at / N::inputs * N::window_g + at % N::inputs * N::window_c;
+    }
+  };
+
+  template <bool Aligned>
   __device__ __forceinline__ void stage_window(const Tile& tile, int first_input, float* to) const {
     constexpr int vector = N::input_vector;
-    constexpr int count = N::groups * N::inputs * N::window_size_z * N::window_size_y * N::window_size_x / vector;
-    constexpr int at_once = vector > 1 ? 4 : 8;
-    const bool aligned = reinterpret_cast<uint64>(p.input) % 16 == 0;
+    constexpr int vectors =
+        (N::input_interleaved ? N::groups * N::inputs : N::window_size_x) / vector;
+    constexpr int count = N::window_size_z * N::window_size_y *
+                          (N::input_interleaved ? N::window_size_x : N::groups * N::inputs);
+    using Copy = Rows<vectors, N::stage_lanes>;
     const int origin[3] = {tile.origin(0), tile.origin(1), tile.origin(2)};
+    if (Copy::first() >= Copy::at_once) return;
 #pragma unroll 1
-    for (int first = static_cast<int>(threadIdx.x); first < count; first += N::threads * at_once) {
-      Packed<Input, vector> x[at_once];
+    for (int first = Copy::first(); first < count; first += Copy::at_once * Copy::together) {
+      Packed<Input, vector> x[Copy::together][Copy::steps];
 #pragma unroll
-      for (int u = 0; u < at_once; ++u) {
+      for (int u = 0; u < Copy::together; ++u) {
+        const int i = first + u * Copy::at_once;
+        const WindowRow row(tile, origin, first_input, i);
 #pragma unroll
-        for (uint32& word : x[u].word) word = 0;
-        const int i = first + u * N::threads;
-        if (i >= count) continue;
-        const WindowVector from(tile, origin, first_input, i);
-        if (from.in_range) x[u].load(p.input, from.index, aligned);
-      }
+        for (int k = 0; k < Copy::steps; ++k) {
 #pragma unroll
-      for (int u = 0; u < at_once; ++u) {
-        const int i = first + u * N::threads;
-        if (i >= count) continue;
-        const WindowVector from(tile, origin, first_input, i);
-        float value[vector];
-        x[u].unpack(value);
-#pragma unroll
-        for (int k = 0; k < vector; ++k) {
-          if constexpr (C::rounds_to_tf32) value[k] = round_operand<C>(value[k]);
-        }
-        if constexpr (N::stages_vectors) {
-          static_assert(vector == 4);
-          *reinterpret_cast<float4*>(to + from.element(0)) =
-              make_float4(value[0], value[1], value[2], value[3]);
-        } else {
-#pragma unroll
-          for (int k = 0; k < vector; ++k) to[from.element(k)] = value[k];
+          for (uint32& word : x[u][k].word) word = 0;
+          const WindowVector own(tile, origin, first_input, Copy::vector(k));
+          if (i < count && Copy::has(k) && row.in_range && own.in_range)
+            x[u][k].load(p.input, row.index + own.index, Aligned);
         }
       }
+#pragma unroll
+      for (int u = 0; u < Copy::together; ++u) {
+        const int i = first + u * Copy::at_once;
+        if (i >= count) break;
+        float* const row = to + WindowRow(tile, origin, first_input, i).place;
+#pragma unroll
+        for (int k = 0; k < Copy::steps; ++k) {
+          if (Copy::has(k)) put(x[u][k], WindowVector(tile, origin, first_input, Copy::vector(k)), row);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void put(const Packed<Input, N::input_vector>& x, const WindowVector& at,
+                                             float* row) {
+    constexpr int vector = N::input_vector;
+    float value[vector];
+    x.unpack(value);
+#pragma unroll
+    for (int k = 0; k < vector; ++k) {
+      if constexpr (C::rounds_to_tf32) value[k] = round_operand<C>(value[k]);
+    }
+    if constexpr (N::stages_vectors) {
+      static_assert(vector == 4);
+      *reinterpret_cast<float4*>(row + at.place(0)) = make_float4(value[0], value[1], value[2], value[3]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < vector; ++k) row[at.place(k)] = value[k];
+    }
+  }
+
+  __device__ __forceinline__ void stage_window(const Tile& tile, int first_input, float* to) const {
+    if (N::input_vector > 1 && reinterpret_cast<uint64>(p.input) % 16 == 0) {
+      stage_window<true>(tile, first_input, to);
+    } else {
+      stage_window<false>(tile, first_input, to);
     }
   }
 
@@ -225,18 +267,14 @@ struct Narrow {
     constexpr int count = channels * N::inputs * C::taps;
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
-      auto rest = static_cast<unsigned>(i);
-      const auto take = [&](int of) {
-        const auto own = static_cast<int>(rest % static_cast<unsigned>(of));
-        rest /= static_cast<unsigned>(of);
-        return own;
-      };
+      Parts parts{static_cast<unsigned>(i)};
+      const auto take = [&](int of) { return parts.take(of); };
       const int t = take(C::taps);
       const int first = take(C::transposed ? group_outputs : N::inputs);
       const int second = take(C::transposed ? N::inputs : group_outputs);
       const int c = C::transposed ? second : first;
       const int o = C::transposed ? first : second;
-      const auto g = static_cast<int>(rest);
+      const auto g = static_cast<int>(parts.rest);
       const int group = tile.group + g;
       const int output = tile.output + o;
       const int input = first_input + c;
@@ -430,56 +468,129 @@ struct Narrow {
     return bits % 16 == 0;
   }
 
+  // A row of the tile's results, in memory and in shared memory.
+  struct ResultRow {
+    int64 index = 0;
+    int place = 0;
+    int channel = 0;  // of the output, where the row has one
+    bool in_range = true;
+
+    __device__ __forceinline__ ResultRow(const Tile& tile, int row) {
+      Parts parts{static_cast<unsigned>(row)};
+      const auto go_along = [&](int d, int at, int q) {
+        in_range &= q < static_cast<int>(C::output_size(d));
+        index += q * C::stride(d + 2);
+        place += at;
+      };
+      index = tile.n * C::stride(0);
+      if constexpr (N::output_interleaved) {
+        const int x = parts.take(box_outputs);
+        go_along(2, skewed(x, N::result_skew) * N::result_x, tile.cell[2] * x_classes + x);
+      }
+      const int y = parts.take(box[1]);
+      go_along(1, y * N::result_y, tile.r[1] + static_cast<int>(C::classes(1)) * (tile.cell[1] + y));
+      const int z = parts.take(box[0]);
+      go_along(0, z * N::result_z, tile.r[0] + static_cast<int>(C::classes(0)) * (tile.cell[0] + z));
+      if constexpr (!N::output_interleaved) {
+        const auto own = static_cast<int>(parts.rest);
+        const ResultChannel at(tile, own);
+        in_range &= at.in_range;
+        channel = at.channel;
+        index += channel * C::stride(1);
+        place += own * N::result_c;
+      }
+    }
+  };
+
+  // Which of the output's channels one of the tile is.
+  struct ResultChannel {
+    int channel;
+    bool in_range;
+
+    __device__ __forceinline__ ResultChannel(const Tile& tile, int own) {
+      const int group = tile.group + own / group_outputs;
+      const int output = tile.output + own % group_outputs;
+      channel = group * static_cast<int>(C::channels) + output;
+      in_range = group < C::groups && output < C::channels;
+    }
+  };
+
+  // A vector of every row of results.
+  struct ResultVector {
+    int64 index;
+    int first;
+    int channel = 0;
+    bool in_range;
+
+    __device__ __forceinline__ ResultVector(const Tile& tile, int i) : first(i * N::output_vector) {
+      if constexpr (N::output_interleaved) {
+        const ResultChannel at(tile, first);
+        in_range = at.in_range;
+        channel = at.channel;
+        index = channel * C::stride(1);
+      } else {
+        const int q = tile.cell[2] * x_classes + first;
+        in_range = q < static_cast<int>(C::output_size(2));
+        index = q * C::stride(4);
+      }
+    }
+
+    static __device__ __forceinline__ int place(int at) {
+      return N::output_interleaved ? at * N::result_c : skewed(at, N::result_skew) * N::result_x;
+    }
+  };
+
+  template <bool Aligned>
   __device__ __forceinline__ void store_results(const Tile& tile) const {
     constexpr int vector = N::output_vector;
-    constexpr int along_x = N::output_interleaved ? box_outputs : box_outputs / vector;
-    constexpr int along_channels = N::output_interleaved ? channels / vector : channels;
-    constexpr int count = along_channels * box[0] * box[1] * along_x;
-    const bool aligned = vector == 1 || are_aligned();
-    const Operands operands{p.parameter, aligned ? ~uint64{0} : 0};
-#pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
-      auto rest = static_cast<unsigned>(i);
-      const auto take = [&](int of) {
-        const auto own = static_cast<int>(rest % static_cast<unsigned>(of));
-        rest /= static_cast<unsigned>(of);
-        return own;
-      };
-      int channel = 0;
-      if constexpr (N::output_interleaved) channel = take(along_channels) * vector;
-      const int x = take(along_x) * (N::output_interleaved ? 1 : vector);
-      const int y = take(box[1]);
-      const int z = take(box[0]);
-      if constexpr (!N::output_interleaved) channel = static_cast<int>(rest);
-      const int group = tile.group + channel / group_outputs;
-      const int output = tile.output + channel % group_outputs;
-      const int q[3] = {tile.r[0] + static_cast<int>(C::classes(0)) * (tile.cell[0] + z),
-                        tile.r[1] + static_cast<int>(C::classes(1)) * (tile.cell[1] + y),
-                        tile.cell[2] * x_classes + x};
-      bool in_range = group < C::groups && output < C::channels;
-      const int c = group * static_cast<int>(C::channels) + output;
-      int64 index = tile.n * C::stride(0) + c * C::stride(1);
+    constexpr int vectors = (N::output_interleaved ? channels : box_outputs) / vector;
+    constexpr int count = box[0] * box[1] * (N::output_interleaved ? box_outputs : channels);
+    using Copy = Rows<vectors, N::store_lanes>;
+    using Values = ChannelValues<After, N::output_interleaved ? vector : 1>;
+    const Operands operands{p.parameter, Aligned ? ~uint64{0} : 0};
+    if (Copy::first() >= Copy::at_once) return;
+    Values values[N::output_interleaved ? Copy::steps : 1];
+    if constexpr (N::output_interleaved) {
 #pragma unroll
-      for (int d = 0; d < 3; ++d) {
-        in_range &= q[d] < static_cast<int>(C::output_size(d));
-        index += q[d] * C::stride(d + 2);
+      for (int k = 0; k < Copy::steps; ++k) {
+        const ResultVector own(tile, Copy::vector(k));
+        if (Copy::has(k) && own.in_range) values[k].load(p, tile.n, own.channel);
       }
-      if (!in_range) continue;
-      const float* from = results() + channel * N::result_c + z * N::result_z + y * N::result_y;
-      typename After::template Tensors<vector> tensors;
-      tensors.load(operands, index);
-      ChannelValues<After, N::output_interleaved ? vector : 1> values;
-      values.load(p, tile.n, c);
-      float y_value[vector];
+    }
+#pragma unroll 1
+    for (int i = Copy::first(); i < count; i += Copy::at_once) {
+      const ResultRow row(tile, i);
+      if (!row.in_range) continue;
+      if constexpr (!N::output_interleaved) values[0].load(p, tile.n, row.channel);
+      typename After::template Tensors<vector> tensors[Copy::steps];
 #pragma unroll
-      for (int k = 0; k < vector; ++k) {
-        const float h = N::output_interleaved ? from[skewed(x, N::result_skew) * N::result_x + k * N::result_c]
-                                              : from[skewed(x + k, N::result_skew) * N::result_x];
-        y_value[k] = After::value(h, values.value[N::output_interleaved ? k : 0], tensors, k);
+      for (int k = 0; k < Copy::steps; ++k) {
+        const ResultVector own(tile, Copy::vector(k));
+        if (Copy::has(k) && own.in_range) tensors[k].load(operands, row.index + own.index);
       }
-      Packed<Output, vector> packed;
-      packed.pack(y_value);
-      packed.store(p.output, index, aligned);
+#pragma unroll
+      for (int k = 0; k < Copy::steps; ++k) {
+        const ResultVector own(tile, Copy::vector(k));
+        if (!Copy::has(k) || !own.in_range) continue;
+        float y[vector];
+#pragma unroll
+        for (int e = 0; e < vector; ++e) {
+          const float h = results()[row.place + ResultVector::place(own.first + e)];
+          y[e] = After::value(h, values[N::output_interleaved ? k : 0].value[N::output_interleaved ? e : 0],
+                              tensors[k], e);
+        }
+        Packed<Output, vector> packed;
+        packed.pack(y);
+        packed.store(p.output, row.index + own.index, Aligned);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_results(const Tile& tile) const {
+    if (N::output_vector > 1 && are_aligned()) {
+      store_results<true>(tile);
+    } else {
+      store_results<false>(tile);
     }
   }
 

@@ -65,6 +65,30 @@ struct Reach {
   }
 };
 
+// How threads copy rows of vectors: `lanes` threads a row. In instructions of a thread.
+struct RowCopy {
+  int64_t lanes = 1;
+  double instructions = 0;
+
+  RowCopy(int64_t vectors, int64_t rows, int64_t vector_bytes, int64_t threads, double row_cost,
+          double vector_cost) {
+    constexpr int64_t most_steps = 8;
+    for (int64_t steps = 1; steps <= most_steps || lanes_of(vectors, steps - 1) > threads; ++steps) {
+      const int64_t own = lanes_of(vectors, steps);
+      if (own > threads) continue;
+      // Lanes of a row that fill no sector wait for as many more accesses.
+      const double sector = std::max(1.0, 32.0 / static_cast<double>(own * vector_bytes));
+      const double cost = static_cast<double>(divide_up(rows, threads / own)) *
+                          (row_cost + static_cast<double>(divide_up(vectors, own)) * vector_cost * sector);
+      if (instructions > 0 && cost >= instructions) continue;
+      lanes = own;
+      instructions = cost;
+    }
+  }
+
+  static int64_t lanes_of(int64_t vectors, int64_t steps) { return divide_up(vectors, std::max<int64_t>(1, steps)); }
+};
+
 std::vector<int64_t> slot_counts(int64_t cells, int64_t of_thread, int64_t most) {
   const int64_t all = divide_up(cells, of_thread);
   std::vector<int64_t> counts;
@@ -198,7 +222,7 @@ struct NarrowNumbers::Search {
 
   int64_t registers(const NarrowNumbers& own) const {
     const int64_t sums = own.outputs * own.rows * own.positions * x_classes;
-    return 40 + sums * (own.part_inputs > 0 ? 2 : 1) + own.segment + 2 * own.outputs;
+    return 48 + sums * (own.part_inputs > 0 ? 2 : 1) + own.segment + 2 * own.outputs;
   }
 
   // Clocks of a multiprocessor. An instruction of a warp takes a quarter of one, an access to shared memory
@@ -227,18 +251,32 @@ struct NarrowNumbers::Search {
                           8 * (own.rows == 1 ? read_rows : planes) + 12 * inputs;
     const double compute = warps * std::max(issued / 4, x_loads + weight_waves) / 0.8;
 
+    const int64_t element = byte_size(problem.input.dtype);
+    const int64_t positions_yz = own.window[0] * own.window[1];
+    const int64_t staged_channels = own.groups * own.inputs;
+    const RowCopy stage_copy(
+        (own.input_interleaved ? staged_channels : own.window[2]) / own.input_vector,
+        positions_yz * (own.input_interleaved ? own.window[2] : staged_channels), own.input_vector * element,
+        own.threads, 24, 5 + 3 * number(own.input_vector));
+    own.stage_lanes = stage_copy.lanes;
     const double staged = number(own.groups * own.inputs * own.window[0] * own.window[1] * own.window[2]);
-    const double stage = chunks * staged * (34 / number(own.input_vector) + 4) / 128;
+    const double stage = chunks * stage_copy.instructions * warps / 4;
     const double weights = chunks * number(own.channels() * own.inputs * shape.taps) * 30 / 128;
-    const double stored = number(own.channels() * own.cells(0) * own.cells(1) * own.cells(2) * x_classes);
-    const double store = stored * (34 / number(own.output_vector) + 6 + 8 * chain_stages) / 128;
+    const int64_t outputs_x = own.cells(2) * x_classes;
+    const RowCopy store_copy(
+        (own.output_interleaved ? own.channels() : outputs_x) / own.output_vector,
+        own.cells(0) * own.cells(1) * (own.output_interleaved ? outputs_x : own.channels()),
+        own.output_vector * byte_size(problem.output.dtype), own.threads, 22,
+        4 + number(own.output_vector) * (3 + 8 * chain_stages));
+    own.store_lanes = store_copy.lanes;
+    const double store = store_copy.instructions * warps / 4;
 
     const int64_t shared = own.shared_bytes(shape) + 1024;
     const int64_t by_registers = 65536 / (own.threads * round_up(registers(own), 8));
     const int64_t resident = std::max<int64_t>(
         1, std::min({gpu.shared_bytes_per_multiprocessor / shared, by_registers, 2048 / own.threads,
                      int64_t{16}}));
-    own.blocks_wanted = std::max<int64_t>(1, std::min(resident, by_registers));
+    own.blocks_wanted = resident;
     own.clocks = compute + stage + weights + store;
     const double blocks = number(samples) * number(own.tiles_of_sample());
     const double of_one = std::max(1.0, std::ceil(blocks / gpu.multiprocessors));
@@ -250,14 +288,29 @@ struct NarrowNumbers::Search {
     own.all_clocks = std::max(rounds * filled, memory_clocks(own, staged * chunks, blocks));
   }
 
-  // Of the launch's reads and writes: halos and parts of sectors come from L2, at three times the rate.
+  // Of the launch's reads and writes. Halos and parts of sectors are of L2, at 1.6 times memory's rate.
   double memory_clocks(const NarrowNumbers& own, double staged, double blocks) const {
-    const auto element = static_cast<double>(byte_size(problem.input.dtype));
-    const double run = element * static_cast<double>(own.input_interleaved ? own.groups * own.inputs : own.window[2]);
-    const double read = blocks * staged * element * (run + (own.input_vector > 1 ? 0 : 32)) / run;
+    const auto sectors = [](int64_t elements, int64_t bytes, bool whole, bool aligned) {
+      const auto run = static_cast<double>(elements * bytes);
+      return whole ? 1.0 : aligned ? std::ceil(run / 32) * 32 / run : (run + 32) / run;
+    };
+    const int64_t in_bytes = byte_size(problem.input.dtype);
+    const int64_t out_bytes = byte_size(problem.output.dtype);
+    const double read =
+        blocks * staged * static_cast<double>(in_bytes) *
+        (own.input_interleaved
+             ? sectors(own.groups * own.inputs, in_bytes,
+                       own.groups * own.inputs == shape.conv_groups * shape.in_channels, own.input_vector > 1)
+             : sectors(own.window[2], in_bytes, false, own.input_vector > 1));
     const double once = static_cast<double>(problem.input.byte_span());
     const auto written = static_cast<double>(problem.output.byte_span());
-    const double bytes = once + written + std::max(0.0, read - once) / 3;
+    const double stored =
+        written * (own.output_interleaved
+                       ? sectors(own.channels(), out_bytes, own.channels() == shape.conv_groups * shape.channels,
+                                 own.output_vector > 1)
+                       : sectors(own.cells(2) * x_classes, out_bytes, own.tiles[2] == 1, own.output_vector > 1));
+    const double tensors = written * static_cast<double>(shape.parts.tensor_parameters().size());
+    const double bytes = std::max(once + written + tensors, (read + stored + tensors) / 1.6);
     return bytes / gpu.bytes_per_second * gpu.clock();
   }
 };
@@ -376,6 +429,7 @@ std::string NarrowNumbers::source(const ThinShape& shape) const {
       .flag("input_interleaved", input_interleaved, "output_interleaved", output_interleaved)
       .flag("stages_vectors", stages_vectors)
       .add("input_vector", input_vector, "output_vector", output_vector)
+      .add("stage_lanes", stage_lanes, "store_lanes", store_lanes)
       .add("window_size_z", window[0], "window_size_y", window[1], "window_size_x", window[2])
       .add("window_z", window_strides[0], "window_y", window_strides[1], "window_x", window_strides[2])
       .add("window_c", window_c, "window_g", window_g, "window_floats", window_floats, "skew", skew)

@@ -34,6 +34,8 @@ struct NarrowNumbers {
   bool output_interleaved = false;
   int64_t input_vector = 1;
   int64_t output_vector = 1;
+  int64_t stage_lanes = 1;  // threads of a row of vectors
+  int64_t store_lanes = 1;
   std::array<int64_t, 3> window{1, 1, 1};
   std::array<int64_t, 3> window_strides{1, 1, 1};
   int64_t window_c = 1, window_g = 1;

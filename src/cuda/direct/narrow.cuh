@@ -262,8 +262,18 @@ struct Narrow {
     }
   }
 
-  // [input][tap][group and output of the tile]; lanes follow the weights' own order.
-  __device__ __forceinline__ void stage_weights(const Tile& tile, int first_input, float* to) const {
+  __device__ __forceinline__ float weight(int group, int output, int input, int tap) const {
+    const int64 row = C::transposed
+                          ? (static_cast<int64>(group) * C::in_channels + input) * C::channels + output
+                          : (static_cast<int64>(group) * C::channels + output) * C::in_channels + input;
+    const float value = load_one<typename C::Weight>(p.parameter[0], row * C::taps + tap);
+    return C::rounds_to_tf32 ? round_operand<C>(value) : value;
+  }
+
+  // [input][tap][group and output of the tile]; lanes follow the weights' own order. False where one is not
+  // finite.
+  __device__ __forceinline__ bool stage_weights(const Tile& tile, int first_input, float* to) const {
+    bool are_finite = true;
     constexpr int count = channels * N::inputs * C::taps;
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
@@ -279,14 +289,12 @@ struct Narrow {
       const int output = tile.output + o;
       const int input = first_input + c;
       float value = 0.0f;
-      if (group < C::groups && output < C::channels && input < C::in_channels) {
-        const int64 row = C::transposed ? (static_cast<int64>(group) * C::in_channels + input) * C::channels + output
-                                        : (static_cast<int64>(group) * C::channels + output) * C::in_channels + input;
-        value = load_one<typename C::Weight>(p.parameter[0], row * C::taps + t);
-        if constexpr (C::rounds_to_tf32) value = round_operand<C>(value);
-      }
+      if (group < C::groups && output < C::channels && input < C::in_channels)
+        value = weight(group, output, input, t);
+      are_finite &= fabsf(value) <= 3.402823466e+38f;
       to[c * N::weight_c + t * N::weight_t + g * group_outputs + o] = value;
     }
+    return are_finite;
   }
 
   // --- Products ---
@@ -438,20 +446,76 @@ struct Narrow {
                 slot.at[1] * N::result_y + skewed(slot.at[2] * x_classes, N::result_skew) * N::result_x;
 #pragma unroll
     for (int o = 0; o < N::outputs; ++o) {
-      float bias = 0.0f;
-      if constexpr (C::has_bias) {
-        const int group = tile.group + slot.group;
-        const int output = tile.output + slot.output + o;
-        if (group < C::groups && output < C::channels)
-          bias = load_one<typename C::Bias>(p.parameter[1], static_cast<int64>(group) * C::channels + output);
-      }
+      const ResultChannel at(tile, slot.group * group_outputs + slot.output + o);
+      const float added = at.in_range ? bias(at.channel) : 0.0f;
 #pragma unroll
       for (int q = 0; q < N::rows; ++q) {
 #pragma unroll
         for (int i = 0; i < cells; ++i)
-          to[o * N::result_c + q * N::result_y + skewed(i, N::result_skew) * N::result_x] = sums[o][q][i] + bias;
+          to[o * N::result_c + q * N::result_y + skewed(i, N::result_skew) * N::result_x] = sums[o][q][i] + added;
       }
     }
+  }
+
+  __device__ __forceinline__ float bias(int channel) const {
+    if constexpr (C::has_bias) return load_one<typename C::Bias>(p.parameter[1], channel);
+    return 0.0f;
+  }
+
+  // The same where a weight is not finite: zeros outside the input must not meet it. One by one.
+  __device__ void keep_careful_results(const Tile& tile) const {
+    constexpr int count = channels * box[0] * box[1] * box_outputs;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
+      Parts parts{static_cast<unsigned>(i)};
+      const int x = parts.take(box_outputs);
+      const int y = parts.take(box[1]);
+      const int z = parts.take(box[0]);
+      const auto own = static_cast<int>(parts.rest);
+      const int r[3] = {tile.r[0], tile.r[1], x % x_classes};
+      const int cell[3] = {tile.cell[0] + z, tile.cell[1] + y, tile.cell[2] + x / x_classes};
+      const ResultChannel at(tile, own);
+      results()[own * N::result_c + z * N::result_z + y * N::result_y +
+                skewed(x, N::result_skew) * N::result_x] =
+          at.in_range ? careful_sum(tile.n, at.channel, r, cell) + bias(at.channel) : 0.0f;
+    }
+  }
+
+  __device__ float careful_sum(int64 n, int channel, const int (&r)[3], const int (&cell)[3]) const {
+    const int group = channel / static_cast<int>(C::channels);
+    const int output = channel % static_cast<int>(C::channels);
+    const auto position = [&](int d, int m) {
+      return static_cast<int>(cell[d] * C::step(d) + C::base(d, r[d]) + m * C::delta(d));
+    };
+    const auto is_inside = [&](int d, int at) {
+      return static_cast<unsigned>(at) < static_cast<unsigned>(C::input_size(d));
+    };
+    const auto tap = [&](int d, int m) {
+      return static_cast<int>((C::first(d, r[d]) + m * C::tap_step(d)) * C::tap_stride(d));
+    };
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < C::in_channels; ++c) {
+#pragma unroll 1
+      for (int m0 = 0; m0 < C::count(0, r[0]); ++m0) {
+#pragma unroll 1
+        for (int m1 = 0; m1 < C::count(1, r[1]); ++m1) {
+#pragma unroll 1
+          for (int m2 = 0; m2 < C::count(2, r[2]); ++m2) {
+            const int at[3] = {position(0, m0), position(1, m1), position(2, m2)};
+            if (!is_inside(0, at[0]) || !is_inside(1, at[1]) || !is_inside(2, at[2])) continue;
+            const int64 index = n * C::input_stride(0) +
+                                (static_cast<int64>(group) * C::in_channels + c) * C::input_stride(1) +
+                                at[0] * C::input_stride(2) + at[1] * C::input_stride(3) +
+                                at[2] * C::input_stride(4);
+            const float x = load_one<Input>(p.input, index);
+            sum = fmaf(weight(group, output, c, tap(0, m0) + tap(1, m1) + tap(2, m2)),
+                       C::rounds_to_tf32 ? round_operand<C>(x) : x, sum);
+          }
+        }
+      }
+    }
+    return sum;
   }
 
   // What a chain's tensors are loaded by.
@@ -600,17 +664,21 @@ struct Narrow {
     Sums sums, part;
     clear(sums);
     clear(part);
+    bool are_finite = true;
 #pragma unroll 1
     for (int first_input = 0; first_input < C::in_channels; first_input += N::inputs) {
       if (first_input > 0) __syncthreads();
-      stage_weights(tile, first_input, weights());
+      are_finite &= stage_weights(tile, first_input, weights());
       stage_window(tile, first_input, window());
       __syncthreads();
       if (slot.in_range) add_chunk(tile, slot, first_input, sums, part);
     }
     if constexpr (N::part_inputs > 0) fold(sums, part);
-    __syncthreads();
-    if (slot.in_range) keep_results(tile, slot, sums);
+    if (__syncthreads_and(are_finite)) {
+      if (slot.in_range) keep_results(tile, slot, sums);
+    } else {
+      keep_careful_results(tile);
+    }
     __syncthreads();
     store_results(tile);
   }

@@ -44,14 +44,16 @@ class NarrowKernel final : public Kernel {
     out << "convolution: " << shape_.terms() << " terms";
     if (shape_.conv_groups > 1) out << " in each of " << shape_.conv_groups << " groups";
     out << ", a thread has " << n.outputs << " channels of " << n.rows << "x" << n.positions << " cells\n"
-        << "tile: " << n.groups << " groups, " << n.tile_outputs() << " channels each, a box of " << n.cells(0)
-        << "x" << n.cells(1) << "x" << n.cells(2) << " cells, " << n.tiles_of_sample() << " tiles a sample\n"
+        << "tile: " << n.groups << " groups, " << n.tile_outputs() << " channels each, a box of "
+        << n.cells(0) << "x" << n.cells(1) << "x" << n.cells(2) << " cells, " << n.tiles_of_sample()
+        << " tiles a sample\n"
         << "window: " << n.window[0] << "x" << n.window[1] << "x" << n.window[2] << " of " << n.inputs
         << " input channels a group, vectors of " << n.input_vector << " and " << n.output_vector
         << " elements\n"
         << "blocks: " << describe_blocks(function_.numbers().blocks, function_);
     if (tail_) {
-      out << "then: " << tail_->row << '\n' << "workspace: " << workspace_bytes() << " bytes\n"
+      out << "then: " << tail_->row << '\n'
+          << "workspace: " << workspace_bytes() << " bytes\n"
           << tail_->kernel->describe();
     }
     return out.str();
@@ -106,8 +108,7 @@ std::string refusal(const Problem& problem) {
   const Conv* conv = problem.block.conv();
   if (conv == nullptr) return "the block has no convolution";
   const int64_t inputs = conv->in_channels / conv->groups;
-  if (inputs > most_inputs)
-    return "a group of more than " + std::to_string(most_inputs) + " input channels";
+  if (inputs > most_inputs) return "a group of more than " + std::to_string(most_inputs) + " input channels";
   const Problem convolution = narrow_problem(problem);
   std::string reason = whole_block_refusal(convolution);
   if (!reason.empty()) return reason;
@@ -140,7 +141,6 @@ double seconds(const Problem& problem, const PlanOptions&) {
 }  // namespace
 }  // namespace cuda
 
-extern const Strategy cuda_narrow =
-    cuda::row_of<cuda::NarrowKernel>("narrow", cuda::refusal, cuda::seconds);
+extern const Strategy cuda_narrow = cuda::row_of<cuda::NarrowKernel>("narrow", cuda::refusal, cuda::seconds);
 
 }  // namespace onepass

@@ -11,8 +11,8 @@
 namespace onepass::cuda {
 namespace {
 
-constexpr int64_t most_sums = 32;         // of a thread
-constexpr int64_t most_unrolled = 1024;   // multiply-adds of an input channel where rows are unrolled
+constexpr int64_t most_sums = 32;            // of a thread
+constexpr int64_t most_unrolled = 1024;      // multiply-adds of an input channel where rows are unrolled
 constexpr int64_t most_row_unrolled = 1536;  // and of one row of taps
 constexpr int64_t most_registers = 160;
 constexpr int64_t chain_of_additions = 256;  // longer sums are made of parts
@@ -86,7 +86,9 @@ struct RowCopy {
     }
   }
 
-  static int64_t lanes_of(int64_t vectors, int64_t steps) { return divide_up(vectors, std::max<int64_t>(1, steps)); }
+  static int64_t lanes_of(int64_t vectors, int64_t steps) {
+    return divide_up(vectors, std::max<int64_t>(1, steps));
+  }
 };
 
 std::vector<int64_t> slot_counts(int64_t cells, int64_t of_thread, int64_t most) {
@@ -113,15 +115,15 @@ struct NarrowNumbers::Search {
 
   Search(const Problem& of, const ThinShape& its_shape, const Gpu& on)
       : problem(of), shape(its_shape), gpu(on), samples(CutFor::instead_of(its_shape.samples)) {
-    for (size_t d = 0; d < 3; ++d)
-      cells[d] = divide_up(shape.axes[d].out, std::ssize(shape.axes[d].classes));
+    for (size_t d = 0; d < 3; ++d) cells[d] = divide_up(shape.axes[d].out, std::ssize(shape.axes[d].classes));
     const auto along = [](const TensorSpec& spec) {
       return lies_interleaved(spec) ? size_t{1} : spec.sizes.size() - 1;
     };
     input_aligned = is_aligned_except(problem.input, along(problem.input));
     output_aligned = is_aligned_except(problem.output, along(problem.output));
     for (const int index : shape.parts.tensor_parameters())
-      output_aligned &= is_aligned_except(problem.parameters[static_cast<size_t>(index)], along(problem.output));
+      output_aligned &=
+          is_aligned_except(problem.parameters[static_cast<size_t>(index)], along(problem.output));
     chain_stages = static_cast<double>(shape.parts.after.size());
   }
 
@@ -170,10 +172,9 @@ struct NarrowNumbers::Search {
     const auto divides = [](int64_t count) { return count % vector_elements == 0; };
     bool fits = input_aligned;
     if (own.input_interleaved) {
-      fits &= own.groups > 1
-                  ? own.inputs == shape.in_channels && divides(own.groups * shape.in_channels) &&
-                        divides(shape.conv_groups * shape.in_channels)
-                  : divides(own.inputs) && divides(shape.in_channels);
+      fits &= own.groups > 1 ? own.inputs == shape.in_channels && divides(own.groups * shape.in_channels) &&
+                                   divides(shape.conv_groups * shape.in_channels)
+                             : divides(own.inputs) && divides(shape.in_channels);
     } else {
       const ThinAxis& axis = shape.axes[2];
       fits &= divides(axis.in) && (own.tiles[2] == 1 || divides(own.cells(2) * axis.step));
@@ -185,8 +186,9 @@ struct NarrowNumbers::Search {
     const auto divides = [](int64_t count) { return count % vector_elements == 0; };
     bool fits = output_aligned;
     if (own.output_interleaved) {
-      fits &= own.groups > 1 ? divides(own.groups * shape.channels) && divides(shape.conv_groups * shape.channels)
-                             : divides(own.tile_outputs()) && divides(shape.channels);
+      fits &= own.groups > 1
+                  ? divides(own.groups * shape.channels) && divides(shape.conv_groups * shape.channels)
+                  : divides(own.tile_outputs()) && divides(shape.channels);
     } else {
       fits &= divides(shape.axes[2].out) && divides(own.cells(2) * x_classes);
     }
@@ -236,12 +238,10 @@ struct NarrowNumbers::Search {
     const double taps_x = number(shape.axes[2].kernel);
     const double planes = inputs * reach[0].taps;
     const double products_rows = planes * reach[1].taps * number(own.rows);
-    const double read_rows =
-        own.rows == 1 ? planes * reach[1].taps
-                      : planes * number((own.rows - 1) * y.step + reach[1].distance + 1);
+    const double read_rows = own.rows == 1 ? planes * reach[1].taps
+                                           : planes * number((own.rows - 1) * y.step + reach[1].distance + 1);
     const double multiply_adds = products_rows * taps_x * number(own.positions * own.outputs);
-    const double x_loads =
-        read_rows * std::min(number(own.segment), number(own.positions) * taps_x);
+    const double x_loads = read_rows * std::min(number(own.segment), number(own.positions) * taps_x);
     const double weight_loads = planes * reach[1].taps * taps_x;
     // Lanes have different channels where they lie together.
     const int64_t lanes = own.input_interleaved ? std::min<int64_t>(32, own.groups * own.output_slots) : 1;
@@ -254,10 +254,9 @@ struct NarrowNumbers::Search {
     const int64_t element = byte_size(problem.input.dtype);
     const int64_t positions_yz = own.window[0] * own.window[1];
     const int64_t staged_channels = own.groups * own.inputs;
-    const RowCopy stage_copy(
-        (own.input_interleaved ? staged_channels : own.window[2]) / own.input_vector,
-        positions_yz * (own.input_interleaved ? own.window[2] : staged_channels), own.input_vector * element,
-        own.threads, 24, 5 + 3 * number(own.input_vector));
+    const RowCopy stage_copy((own.input_interleaved ? staged_channels : own.window[2]) / own.input_vector,
+                             positions_yz * (own.input_interleaved ? own.window[2] : staged_channels),
+                             own.input_vector * element, own.threads, 24, 5 + 3 * number(own.input_vector));
     own.stage_lanes = stage_copy.lanes;
     const double staged = number(own.groups * own.inputs * own.window[0] * own.window[1] * own.window[2]);
     const double stage = chunks * stage_copy.instructions * warps / 4;
@@ -273,9 +272,8 @@ struct NarrowNumbers::Search {
 
     const int64_t shared = own.shared_bytes(shape) + 1024;
     const int64_t by_registers = 65536 / (own.threads * round_up(registers(own), 8));
-    const int64_t resident = std::max<int64_t>(
-        1, std::min({gpu.shared_bytes_per_multiprocessor / shared, by_registers, 2048 / own.threads,
-                     int64_t{16}}));
+    const int64_t resident = std::max<int64_t>(1, std::min({gpu.shared_bytes_per_multiprocessor / shared,
+                                                            by_registers, 2048 / own.threads, int64_t{16}}));
     own.blocks_wanted = resident;
     own.clocks = compute + stage + weights + store;
     const double blocks = number(samples) * number(own.tiles_of_sample());
@@ -285,7 +283,9 @@ struct NarrowNumbers::Search {
     const double at_once = std::min(of_one, number(resident));
     const double rounds = std::ceil(of_one / at_once);
     const double filled = std::max(own.clocks * at_once, own.clocks / std::min(1.0, warps / 6) + latency);
-    own.all_clocks = std::max(rounds * filled, memory_clocks(own, staged * chunks, blocks));
+    const double computing = rounds * filled;
+    const double moving = memory_clocks(own, staged * chunks, blocks);
+    own.all_clocks = std::max(computing, moving) + 0.25 * std::min(computing, moving);
   }
 
   // Of the launch's reads and writes. Halos and parts of sectors are of L2, at 1.6 times memory's rate.
@@ -305,10 +305,11 @@ struct NarrowNumbers::Search {
     const double once = static_cast<double>(problem.input.byte_span());
     const auto written = static_cast<double>(problem.output.byte_span());
     const double stored =
-        written * (own.output_interleaved
-                       ? sectors(own.channels(), out_bytes, own.channels() == shape.conv_groups * shape.channels,
-                                 own.output_vector > 1)
-                       : sectors(own.cells(2) * x_classes, out_bytes, own.tiles[2] == 1, own.output_vector > 1));
+        written *
+        (own.output_interleaved
+             ? sectors(own.channels(), out_bytes, own.channels() == shape.conv_groups * shape.channels,
+                       own.output_vector > 1)
+             : sectors(own.cells(2) * x_classes, out_bytes, own.tiles[2] == 1, own.output_vector > 1));
     const double tensors = written * static_cast<double>(shape.parts.tensor_parameters().size());
     const double bytes = std::max(once + written + tensors, (read + stored + tensors) / 1.6);
     return bytes / gpu.bytes_per_second * gpu.clock();
@@ -318,8 +319,7 @@ struct NarrowNumbers::Search {
 NarrowNumbers::NarrowNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
   input_interleaved = lies_interleaved(problem.input);
   output_interleaved = lies_interleaved(problem.output);
-  if (shape.terms() > chain_of_additions)
-    part_inputs = std::max<int64_t>(1, chain_of_additions / shape.taps);
+  if (shape.terms() > chain_of_additions) part_inputs = std::max<int64_t>(1, chain_of_additions / shape.taps);
   const Search search(problem, shape, gpu);
   const ThinAxis& y = shape.axes[1];
   const NarrowNumbers empty = *this;
@@ -332,7 +332,8 @@ NarrowNumbers::NarrowNumbers(const Problem& problem, const ThinShape& shape, con
       for (const int64_t of_y : {1, 2, 4}) {
         const int64_t sums = of_outputs * of_x * of_y * search.x_classes;
         const int64_t unrolled = sums * y.kernel * shape.axes[2].kernel;
-        if (of_y > 1 && (y.classes.size() > 1 || y.kernel == 1 || of_y > search.cells[1] || unrolled > most_unrolled))
+        if (of_y > 1 &&
+            (y.classes.size() > 1 || y.kernel == 1 || of_y > search.cells[1] || unrolled > most_unrolled))
           continue;
         if (sums > most_sums || sums / of_y * shape.axes[2].kernel > most_row_unrolled) continue;
         NarrowNumbers own = empty;
@@ -365,7 +366,8 @@ void NarrowNumbers::lay_window(int64_t pad) {
   const bool inputs_together = input_interleaved && groups == 1;
   window_c = inputs_together ? 1 : volume;
   window_g = inputs_together ? 0 : input_interleaved ? 1 : inputs * volume;
-  window_floats = round_up(volume * (inputs_together ? 1 : inputs) * (input_interleaved ? 1 : groups), vector_elements);
+  window_floats =
+      round_up(volume * (inputs_together ? 1 : inputs) * (input_interleaved ? 1 : groups), vector_elements);
 }
 
 int64_t NarrowNumbers::conflicts(const ThinShape& shape) const {
@@ -451,9 +453,8 @@ Problem narrow_problem(const Problem& problem) {
 }
 
 std::shared_ptr<const NarrowNumbers> narrow_numbers(const Problem& problem) {
-  return searched<NarrowNumbers>(problem, 0, [&] {
-    return NarrowNumbers(problem, ThinShape(problem), gpu_of(problem.device));
-  });
+  return searched<NarrowNumbers>(
+      problem, 0, [&] { return NarrowNumbers(problem, ThinShape(problem), gpu_of(problem.device)); });
 }
 
 }  // namespace onepass::cuda

@@ -61,7 +61,9 @@ struct NarrowNumbers {
 
   int64_t tile_outputs() const { return outputs * output_slots; }  // of each group
   int64_t channels() const { return groups * tile_outputs(); }
-  int64_t cells(size_t d) const { return d == 0 ? slots[0] : d == 1 ? slots[1] * rows : slots[2] * positions; }
+  int64_t cells(size_t d) const {
+    return d == 0 ? slots[0] : d == 1 ? slots[1] * rows : slots[2] * positions;
+  }
   int64_t used_threads() const { return groups * output_slots * slots[0] * slots[1] * slots[2]; }
   int64_t weight_c(const ThinShape& shape) const { return weight_t * shape.taps; }
   int64_t weight_floats(const ThinShape& shape) const { return inputs * weight_c(shape); }

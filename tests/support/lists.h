@@ -63,6 +63,9 @@ std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn);
 // orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
 // channels and tensors, means, strides, classes of transposed ones.
 std::vector<Problem> grouped_problems(const Device& device);
+// Few inputs a group, for the row "narrow": depthwise, groups of a few, one group; both orders, strides,
+// dilation, classes of transposed ones; chunks of inputs, a tile's channels and a part of them.
+std::vector<Problem> narrow_problems(const Device& device);
 // For gemm_pingpong: boxes that fill samples and that do not, values that leave by rows and by columns, one
 // to three dimensions, rows of an odd number of outputs and of few, slabs of one channel to sixteen, chunks
 // that channels do not fill, chains that read values of channels; many samples a block.

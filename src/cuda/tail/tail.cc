@@ -417,4 +417,24 @@ BuiltTail build_tail(const Problem& tail) {
   return built;
 }
 
+Layout layout_of_values(const Problem& problem) {
+  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
+  const TensorSpec& like = problem.output.sizes == sizes ? problem.output : problem.input;
+  return like.strides[1] == 1 && like.sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
+}
+
+std::optional<Problem> tail_after_convolution(const Problem& problem) {
+  const std::vector<Stage>& all = problem.block.stages();
+  if (all.size() == 1) return std::nullopt;
+  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
+  const Layout layout = layout_of_values(problem);
+  Problem tail(Block(std::vector<Stage>(all.begin() + 1, all.end())), sizes, problem.input.dtype,
+               problem.device, layout);
+  tail.input = TensorSpec::dense(DType::f32, sizes, layout);
+  tail.output = problem.output;
+  tail.numerics = tail_numerics(problem);
+  tail.parameters.assign(problem.parameters.end() - std::ssize(tail.parameters), problem.parameters.end());
+  return tail;
+}
+
 }  // namespace onepass::cuda

@@ -170,6 +170,12 @@ struct BuiltTail {
 };
 BuiltTail build_tail(const Problem& tail);
 
+// What follows a convolution, as a tail of its output in f32: for rows that write that output and run a tail
+// on it. None where nothing follows.
+std::optional<Problem> tail_after_convolution(const Problem& problem);
+// How that output lies between the two.
+Layout layout_of_values(const Problem& problem);
+
 // Regions of a workspace, each aligned to 256 bytes.
 struct Region {
   Number begin;

@@ -202,17 +202,30 @@ double scattered_seconds(const Problem& problem, const ThinShape& shape) {
   return 32 * sectors / (part_of_rate * gpu_of(problem.device).bytes_per_second);
 }
 
+namespace {
+
+const char* where_channels_are(const Conv& conv) { return conv.groups == 1 ? "" : " in a group"; }
+
+}  // namespace
+
+std::string product_refusal(const Problem& problem) {
+  std::string reason = whole_block_refusal(problem);
+  if (!reason.empty()) return reason;
+  const Conv& conv = *problem.block.conv();
+  if (conv.out_channels / conv.groups > most_channels_of_cores)
+    return "more than " + std::to_string(most_channels_of_cores) + " output channels" +
+           where_channels_are(conv);
+  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
+  return "";
+}
+
 std::string wide_refusal(const Problem& problem) {
   std::string reason = whole_block_refusal(problem);
   if (!reason.empty()) return reason;
   const Conv& conv = *problem.block.conv();
-  const char* const where = conv.groups == 1 ? "" : " in a group";
   if (std::min(conv.in_channels, conv.out_channels) / conv.groups < least_wide_channels)
-    return "fewer than " + std::to_string(least_wide_channels) + " channels" + where;
-  if (conv.out_channels / conv.groups > most_channels_of_cores)
-    return "more than " + std::to_string(most_channels_of_cores) + " output channels" + where;
-  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
-  return "";
+    return "fewer than " + std::to_string(least_wide_channels) + " channels" + where_channels_are(conv);
+  return product_refusal(problem);
 }
 
 std::string wgmma_refusal(const Problem& problem) {

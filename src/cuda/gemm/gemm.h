@@ -99,6 +99,8 @@ double scattered_seconds(const Problem& problem, const ThinShape& shape);
 inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output, in a group
 
 // Why no row takes the problem as a product of matrices with the launch that does samples again.
+std::string product_refusal(const Problem& problem);
+// The same for rows that need `least_wide_channels`.
 std::string wide_refusal(const Problem& problem);
 // The same for rows that need Hopper's wgmma.
 std::string wgmma_refusal(const Problem& problem);

@@ -29,7 +29,7 @@ struct GemmMma {
   using Parameters = GemmMmaParameters<Tail::parameters>;
   using Shared = GemmMmaShared<C, Tail, Numbers>;
   static_assert(sizeof(Shared) == Numbers::shared_bytes);
-  static_assert(Numbers::column_tiles % 4 == 0 && Numbers::vectors % 2 == 0);
+  static_assert(Numbers::column_tiles % 4 == 0 && Numbers::joint_taps * Numbers::vectors % 2 == 0);
 
   const GemmMmaBlock<C, Tail, Numbers> block;
   const GemmMmaMainloop<C, Tail, Numbers> mainloop{block};
@@ -103,7 +103,11 @@ struct GemmMma {
       block.s.targets[i] = inside ? offset : -1;
     }
     const int taps = own.count[0] * own.count[1] * own.count[2];
-    for (int t = block.thread; t < taps; t += Numbers::threads) {
+    for (int t = block.thread; t < Geometry::joints(taps) * Numbers::joint_taps; t += Numbers::threads) {
+      if (Numbers::odd_taps && t == taps) {
+        block.s.tap_shifts[t] = 0;  // of the tap of zeros
+        break;
+      }
       const int m1 = t / own.count[2];
       const int m0 = m1 / own.count[1];
       block.s.tap_shifts[t] = ((Geometry::tap_shift(own, 0, m0) * Numbers::entries(1) +

@@ -17,6 +17,10 @@ struct GemmMmaEpilogue {
   static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
   static constexpr int group_rows = Tail::group_channels * Geometry::row_classes;
   static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
+  // A thread has rows of both halves of 16, unless all channels fit one.
+  static constexpr int halves = rows <= 8 ? 1 : 2;
+  // Lanes that store neighbouring rows, where rows are neighbours in memory.
+  static constexpr int row_lanes = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
   static constexpr int position_parts = Geometry::classes * Numbers::position_tiles;
 
   // Applies scale, bias and chain in place. `inside`: a bit for each column with an output.
@@ -24,7 +28,7 @@ struct GemmMmaEpilogue {
 #pragma unroll
     for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < halves; ++h) {
         const int own = item.channel_tile * Numbers::tile_rows + block.row(i, h);
         const int existing = own < rows ? own : 0;
         const int channel = existing / Geometry::row_classes;
@@ -64,7 +68,7 @@ struct GemmMmaEpilogue {
       for (int half = 0; half < Numbers::column_tiles / 4; ++half) {
         __syncwarp();
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < halves; ++h) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             *reinterpret_cast<float2*>(&stage[block.lane / 4 + 8 * h][8 * j + 2 * (block.lane % 4)]) =
@@ -73,21 +77,22 @@ struct GemmMmaEpilogue {
         }
         __syncwarp();
         if constexpr (rows_are_neighbours) {
-          // A lane has a row of every other column.
-          const int own = first + block.lane % 16;
+          // A lane has a row of every other column, or of every fourth or eighth.
+          constexpr int columns = 32 / row_lanes;
+          const int own = first + block.lane % row_lanes;
           const int64 begin = sample + Geometry::row_offset(own < rows ? own : 0);
 #pragma unroll
-          for (int j = 0; j < 16; ++j) {
-            const int in_stage = 2 * j + block.lane / 16;
+          for (int j = 0; j < row_lanes; ++j) {
+            const int in_stage = columns * j + block.lane / row_lanes;
             const int offset = block.s.targets[block.first_column + half * 32 + in_stage];
             if (offset >= 0 && own < rows)
-              store_one<Type>(to, begin + offset, stage[block.lane % 16][in_stage]);
+              store_one<Type>(to, begin + offset, stage[block.lane % row_lanes][in_stage]);
           }
         } else {
           // A lane has a column.
           const int offset = block.s.targets[block.first_column + half * 32 + block.lane];
 #pragma unroll
-          for (int r = 0; r < 16; ++r) {
+          for (int r = 0; r < (rows < 16 ? rows : 16); ++r) {
             if (offset >= 0 && first + r < rows)
               store_one<Type>(to, sample + Geometry::row_offset(first + r) + offset, stage[r][block.lane]);
           }
@@ -104,7 +109,7 @@ struct GemmMmaEpilogue {
 #pragma unroll
     for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < halves; ++h) {
         // Distances from one of the values: they are 0 where all are equal.
         PivotSums<2> sums;
 #pragma unroll

@@ -26,7 +26,7 @@ class GemmMma final : public WholeBlockKernel {
                          static_cast<uint32_t>(numbers_.shared_bytes)}),
         workspace_(problem, shape_, sizes()) {}
 
-  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
+  Accuracy accuracy() const override { return accuracy_of_products(problem_, shape_); }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
 
   std::string describe() const override {
@@ -201,7 +201,7 @@ class GemmMma final : public WholeBlockKernel {
 };
 
 // A group of few channels pays for whole vectors of inputs and 16 rows of outputs.
-constexpr double most_padding = 8;
+constexpr double most_padding = 9;
 
 std::string refusal(const Problem& problem) {
   std::string reason = product_refusal(problem);

@@ -103,6 +103,9 @@ GemmMmaNumbers::GemmMmaNumbers(const Problem& problem, const ThinShape& shape, c
     blocks_wanted = std::clamp<int64_t>(
         std::min(all_registers / registers, gpu.shared_bytes_per_multiprocessor / (shared_bytes + 1024)), 1,
         most_blocks);
+    // Four schedulers share the registers: warps of a multiprocessor are a multiple of four.
+    const int64_t even = std::max<int64_t>(1, 128 / tile.threads());
+    if (blocks_wanted > even) blocks_wanted -= blocks_wanted % even;
   }
   clocks = predict(problem, shape, gpu);
 }
@@ -161,12 +164,11 @@ void GemmMmaNumbers::cut_stages(const Problem& problem) {
   const int64_t apart = divide_up(8, vectors);
   window_pitch = interleaved ? round_up(window() - apart, 8) + apart : window();
   constexpr int64_t most_of_group = 4;
-  if (joint_taps == 1) {
-    for (int64_t divisor = 2; divisor <= most_of_group; ++divisor) {
-      if (common_joints % divisor == 0) group_joints = divisor;
-    }
-  } else {
-    // The last group may have fewer. A stage has at most 16 KB.
+  for (int64_t divisor = 2; divisor <= most_of_group; ++divisor) {
+    if (joint_taps == 1 && common_joints % divisor == 0) group_joints = divisor;
+  }
+  if (group_joints == 1) {
+    // The last group of a class may have fewer. A stage has at most 16 KB.
     const int64_t joint_bytes = parts * joint_vectors() * tile.rows() * 16;
     const int64_t most = std::clamp<int64_t>(16384 / joint_bytes, 1, most_of_group);
     const int64_t joints = std::max<int64_t>(1, most_joints);
@@ -206,6 +208,14 @@ int64_t GemmMmaNumbers::bytes_of_shared() const {
       .total();
 }
 
+double GemmMmaNumbers::sectors_of_class(const Problem& problem, const ThinShape& shape) const {
+  if (classes(shape) == 1) return 1;
+  const auto apart = static_cast<double>(shape.axes[2].classes.size());
+  constexpr double of_sector = 8;  // f32
+  const bool interleaved = !shape.parts.mean && problem.output.strides[1] == 1;
+  return std::clamp(of_sector / (interleaved ? static_cast<double>(shape.channels) : 1.0), 1.0, apart);
+}
+
 double GemmMmaNumbers::predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const {
   const auto bytes = static_cast<double>(byte_size(problem.input.dtype));
   const auto operand_bytes = 16 / static_cast<double>(of_vector);
@@ -231,12 +241,14 @@ double GemmMmaNumbers::predict(const Problem& problem, const ThinShape& shape, c
   const double stored = few ? outputs * static_cast<double>(rows(shape)) /
                                   static_cast<double>(channel_tiles * tile.rows())
                             : outputs;
-  const double finished = outputs * 24 / 128 + stored * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0);
+  const double finished = outputs * 24 / 128 + stored * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0) *
+                                                   sectors_of_class(problem, shape);
   // Four blocks of small tiles hide half of the time outside of the mainloop: s19 takes 0.89 ms (32 samples,
   // without the norm), and 1.07 with two blocks of twice the positions. Long sums leave little to hide, and
   // smaller tiles read more, so they have to be better by a twelfth.
   const bool small = parts == 1 && tile.column_tiles == 4;
-  const double hidden = (small || few) && blocks_wanted >= 4 ? 0.57 : 1.0;
+  const bool many_warps = blocks_wanted * tile.threads() >= 512;
+  const double hidden = (small || few) && blocks_wanted >= 4 && many_warps ? 0.57 : 1.0;
   const double all = 1.25 * std::max({multiplied, read, moved}) + (staged + finished + 2000) * hidden;
   return static_cast<double>(tiles(shape)) * all * (small ? 1.08 : 1.0) * (blocks_wanted > 1 ? 1.0 : 1.15);
 }

@@ -99,6 +99,8 @@ struct GemmMmaNumbers {
   // sizeof(GemmMmaShared).
   int64_t bytes_of_shared() const;
 
+  // Outputs of a class lie a stride apart: the sectors that are written, to those of neighbours.
+  double sectors_of_class(const Problem& problem, const ThinShape& shape) const;
   double predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
 };
 

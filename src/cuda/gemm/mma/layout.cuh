@@ -95,7 +95,7 @@ struct alignas(16) GemmMmaShared {
   int tap_shifts[Numbers::most_joints * Numbers::joint_taps];  // in bytes
 };
 
-// The tile of a block. Consecutive blocks read the same x.
+// The tile of a block. Consecutive blocks read the same x, and write the outputs of all classes of a box.
 template <class C, class Numbers>
 struct GemmMmaItem {
   int64 n;
@@ -104,15 +104,15 @@ struct GemmMmaItem {
   int position_tile;
 
   __device__ __forceinline__ explicit GemmMmaItem(uint32 index) {
-    constexpr uint32 of_class = Numbers::channel_tiles * Numbers::position_tiles;
-    constexpr uint32 of_sample = GemmMmaGeometry<C, Numbers>::classes * of_class;
+    constexpr uint32 of_box = GemmMmaGeometry<C, Numbers>::classes * Numbers::channel_tiles;
+    constexpr uint32 of_sample = of_box * Numbers::position_tiles;
     const uint32 sample = index / of_sample;
     uint32 rest = index - sample * of_sample;
     n = sample;
-    class_index = static_cast<int>(rest / of_class);
-    rest -= static_cast<uint32>(class_index) * of_class;
-    position_tile = static_cast<int>(rest / Numbers::channel_tiles);
-    channel_tile = static_cast<int>(rest) - position_tile * Numbers::channel_tiles;
+    position_tile = static_cast<int>(rest / of_box);
+    rest -= static_cast<uint32>(position_tile) * of_box;
+    class_index = static_cast<int>(rest / Numbers::channel_tiles);
+    channel_tile = static_cast<int>(rest) - class_index * Numbers::channel_tiles;
   }
 };
 

@@ -29,15 +29,29 @@ struct GemmMmaMainloop {
   static constexpr int of_joint = Numbers::parts * joint_vectors * Numbers::tile_rows;  // vectors
   static constexpr int of_group = Numbers::group_joints * of_joint;
 
-  // Starts the copies of a group of joints; `from` is the first vector of this thread. `left`: the vectors of
-  // this group and those after it.
-  __device__ __forceinline__ void send_weights(const uint4* from, int stage, int left) const {
-    const int count = Numbers::partial_groups && left < of_group ? left : of_group;
+  // The groups of joints of a tile, chunk after chunk. The last one of a chunk may be partial.
+  struct Groups {
+    const uint4* from;    // the first vector of this thread
+    const int of_chunk;   // vectors
+    int left = of_chunk;  // of the chunk
+
+    __device__ __forceinline__ int count() const {
+      return Numbers::partial_groups && left < of_group ? left : of_group;
+    }
+    __device__ __forceinline__ void advance() {
+      from += count();
+      if constexpr (Numbers::partial_groups) left = left > of_group ? left - of_group : of_chunk;
+    }
+  };
+
+  // Starts the copies of a group.
+  __device__ __forceinline__ void send_weights(const Groups& group, int stage) const {
+    const uint4* const from = group.from;
     const uint32 to = barrier::shared_address(&block.s.rings.weights[stage][0][0][0][0]) + block.thread * 16;
 #pragma unroll
     for (int i = 0; i < (of_group + Numbers::threads - 1) / Numbers::threads; ++i) {
       if ((!Numbers::partial_groups && of_group % Numbers::threads == 0) ||
-          i * Numbers::threads + block.thread < count)
+          i * Numbers::threads + block.thread < group.count())
         mma::copy_vector(to + i * Numbers::threads * 16, from + i * Numbers::threads);
     }
   }
@@ -129,24 +143,22 @@ struct GemmMmaMainloop {
     using Geometry = GemmMmaGeometry<C, Numbers>;
     const int taps = own.count[0] * own.count[1] * own.count[2];
     const int joints = Geometry::joints(taps);
-    const uint4* weights =
+    Groups weights{
         static_cast<const uint4*>(block.p.packed) +
         (static_cast<int64>(group_of<C>(item.n) * Geometry::joints_before(Geometry::classes) +
                             Geometry::joints_before(item.class_index)) *
              Numbers::channel_tiles +
          static_cast<int64>(item.channel_tile) * joints) *
             (Numbers::chunks * of_joint) +
-        block.thread;
-    static_assert(!Numbers::partial_groups || Numbers::chunks == 1);
+        block.thread,
+        joints * of_joint};
     const int groups = (joints + Numbers::group_joints - 1) / Numbers::group_joints;
-    int left = joints * of_joint;  // of a chunk; used with partial groups alone
     const int all = groups * Numbers::chunks;
     constexpr int ahead = Numbers::stages - 1;
 #pragma unroll
     for (int i = 0; i < ahead; ++i) {
-      if (i < all) send_weights(weights, i, left);
-      weights += of_group;
-      left -= of_group;
+      if (i < all) send_weights(weights, i);
+      weights.advance();
       mma::commit();
     }
     const bool in_vectors = Source::vectors_fit && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
@@ -192,22 +204,22 @@ struct GemmMmaMainloop {
         // This step's weights and window have arrived, and the stage of the step before is free.
         __syncthreads();
         const int free = stage == 0 ? ahead : stage - 1;
-        if (step + ahead < all) send_weights(weights, free, left);
-        weights += of_group;
-        left -= of_group;
+        if (step + ahead < all) send_weights(weights, free);
+        weights.advance();
         mma::commit();
 #pragma unroll
         for (int t = 0; t < Numbers::group_joints; ++t) {
           const int joint = group * Numbers::group_joints + t;
-          if (Numbers::partial_groups && joint >= joints) break;
           // A single batch of loads overlaps with the whole group.
           const int number = group * batches + t;
           const bool loads = t < batches && more && number < Source::rounds;
           if (loads) source.load(item, in_vectors, chunk + 1, number, x);
-          const int* shifts = block.s.tap_shifts + joint * Numbers::joint_taps;
-          multiply(d, weights_begin + (stage * of_group + t * of_joint) * 16, window_begin,
-                   static_cast<uint32>(shifts[0]), static_cast<uint32>(shifts[Numbers::joint_taps - 1]),
-                   joint * Numbers::joint_taps + Numbers::joint_taps <= taps, places);
+          if (!Numbers::partial_groups || joint < joints) {
+            const int* shifts = block.s.tap_shifts + joint * Numbers::joint_taps;
+            multiply(d, weights_begin + (stage * of_group + t * of_joint) * 16, window_begin,
+                     static_cast<uint32>(shifts[0]), static_cast<uint32>(shifts[Numbers::joint_taps - 1]),
+                     joint * Numbers::joint_taps + Numbers::joint_taps <= taps, places);
+          }
           if (batches > 1 && loads) source.store(in_vectors, (chunk + 1) % 2, x, largest);
           if constexpr (splits) {
             if (++together == joints_together) {

@@ -42,8 +42,8 @@ class GemmMma final : public WholeBlockKernel {
         << '\n'
         << "tile: " << n.tile.rows() << " channels, a box of " << n.box[0] << "x" << n.box[1] << "x"
         << n.box[2] << " outputs (" << n.tile.positions() << "), " << n.tiles(shape_) << " tiles a sample\n"
-        << "window: " << n.window() << " positions, "
-        << (n.windows == 1 ? "one stage of " : "2 stages of ") << n.chunk_channels() << " channels\n"
+        << "window: " << n.window() << " positions, " << (n.windows == 1 ? "one stage of " : "2 stages of ")
+        << n.chunk_channels() << " channels\n"
         << "weights: " << n.stages << " stages of " << n.group_joints
         << (n.joint_taps == 2 ? " pairs of taps" : " taps") << '\n'
         << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
@@ -243,9 +243,14 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const bool second = shape.parts.norm && !shape.parts.mean_follows_norm();
   const double first_bytes = input + (second ? 4 * elements : output);
   const double second_bytes = second ? 4 * elements + output : 0;
+  // A mean after a chain is a block for each channel of a sample, which takes 0.1 us for 256 positions.
+  const auto waves = static_cast<double>(divide_up(shape.rows().value(), int64_t{8} * gpu.multiprocessors));
+  const double averaged =
+      second && shape.parts.mean ? 1e-7 * waves * static_cast<double>(divide_up(shape.spatial, 256)) : 0;
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
   // On an H200 tiles take 1.03 to 1.15 times as long as they are predicted to.
-  const double own = (second ? 3e-5 : 2.5e-5) + (2 * packed + second_bytes) / gpu.bytes_per_second +
+  const double own = (second ? 3e-5 : 2.5e-5) + 2 * packed / gpu.bytes_per_second +
+                     std::max(second_bytes / gpu.bytes_per_second, averaged) +
                      std::max({first_bytes / gpu.bytes_per_second, 1.1 * clocks / gpu.clock(),
                                numbers.merges_classes ? scattered_seconds(problem, shape) : 0.0});
   // On GPUs with wgmma, s19, s61 and layers of U-Nets take 1.4 to 2.2 times as long here as by wgmma, which

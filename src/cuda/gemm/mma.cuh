@@ -8,6 +8,9 @@
 // number added to addresses, for any stride and dilation. Entries are ordered so that neighbouring outputs
 // read neighbouring entries. Weights, packed by a launch before, are the left operand.
 //
+// A product has two vectors of terms. Where a tap has one or three, taps are taken in pairs, and vectors of
+// both fill products. Channels that do not fill a vector or 16 rows are zeros.
+//
 //   weights   by asynchronous copies to a ring buffer; a stage is a group of taps of one chunk of channels
 //   x         through registers, where it is rounded or split; a part of the next chunk's window is loaded
 //             while a group of this chunk is multiplied. Two windows.

@@ -32,7 +32,8 @@ GemmMmaNumbers::GemmMmaNumbers(const Problem& problem, const ThinShape& shape, c
                                    {1, wide, 1, 32 / wide},
                                    {4, wide, 2, 32 / wide},
                                    {4, 4, 1, 4}}};
-  const std::array<Tile, 5> small_tiles{{{1, 4, 1, 4}, {1, 4, 1, 2}, {2, 4, 1, 4}, {2, 4, 1, 2}, {4, 4, 1, 2}}};
+  const std::array<Tile, 5> small_tiles{
+      {{1, 4, 1, 4}, {1, 4, 1, 2}, {2, 4, 1, 4}, {2, 4, 1, 2}, {4, 4, 1, 2}}};
   std::vector<Tile> all(tiles.begin(), tiles.end());
   if (has_few_channels(shape)) all.insert(all.end(), small_tiles.begin(), small_tiles.end());
   for (const Tile& wanted : all) {
@@ -198,9 +199,8 @@ double GemmMmaNumbers::score(const ThinShape& shape, const Gpu& gpu) const {
 }
 
 int64_t GemmMmaNumbers::bytes_of_shared() const {
-  const int64_t rings =
-      windows * parts * vectors * window_pitch * 16 +
-      stages * group_joints * parts * joint_vectors() * tile.rows() * 16;
+  const int64_t rings = windows * parts * vectors * window_pitch * 16 +
+                        stages * group_joints * parts * joint_vectors() * tile.rows() * 16;
   const int64_t finish = tile.warps_n * tile.rows() * 16 + tile.threads() / 32 * 16 * 40 * 4;
   return StructBytes()
       .add(std::max(rings, finish), 16)
@@ -238,9 +238,9 @@ double GemmMmaNumbers::predict(const Problem& problem, const ThinShape& shape, c
   const double staged = static_cast<double>(staged_vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
   // Rows that only fill a tile are not stored.
   const bool few = has_few_channels(shape);
-  const double stored = few ? outputs * static_cast<double>(rows(shape)) /
-                                  static_cast<double>(channel_tiles * tile.rows())
-                            : outputs;
+  const double stored =
+      few ? outputs * static_cast<double>(rows(shape)) / static_cast<double>(channel_tiles * tile.rows())
+          : outputs;
   const double finished = outputs * 24 / 128 + stored * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0) *
                                                    sectors_of_class(problem, shape);
   // Four blocks of small tiles hide half of the time outside of the mainloop: s19 takes 0.89 ms (32 samples,

@@ -50,9 +50,9 @@ struct GemmMmaNumbers {
   int64_t most_taps = 0;                                                         // of a class
   bool odd_taps = false;  // some class has a joint of a single tap
   double padding = 1;     // products with those of zeros that fill vectors and rows, to those of the problem
-  int64_t shared_bytes = 0;                                              // 0 where nothing fits
-  int64_t blocks_wanted = 2;                                             // of a multiprocessor
-  double clocks = 0;                                                     // of a multiprocessor, for a sample
+  int64_t shared_bytes = 0;   // 0 where nothing fits
+  int64_t blocks_wanted = 2;  // of a multiprocessor
+  double clocks = 0;          // of a multiprocessor, for a sample
 
   GemmMmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
 

@@ -143,15 +143,14 @@ struct GemmMmaMainloop {
     using Geometry = GemmMmaGeometry<C, Numbers>;
     const int taps = own.count[0] * own.count[1] * own.count[2];
     const int joints = Geometry::joints(taps);
-    Groups weights{
-        static_cast<const uint4*>(block.p.packed) +
-        (static_cast<int64>(group_of<C>(item.n) * Geometry::joints_before(Geometry::classes) +
-                            Geometry::joints_before(item.class_index)) *
-             Numbers::channel_tiles +
-         static_cast<int64>(item.channel_tile) * joints) *
-            (Numbers::chunks * of_joint) +
-        block.thread,
-        joints * of_joint};
+    Groups weights{static_cast<const uint4*>(block.p.packed) +
+                       (static_cast<int64>(group_of<C>(item.n) * Geometry::joints_before(Geometry::classes) +
+                                           Geometry::joints_before(item.class_index)) *
+                            Numbers::channel_tiles +
+                        static_cast<int64>(item.channel_tile) * joints) *
+                           (Numbers::chunks * of_joint) +
+                       block.thread,
+                   joints * of_joint};
     const int groups = (joints + Numbers::group_joints - 1) / Numbers::group_joints;
     const int all = groups * Numbers::chunks;
     constexpr int ahead = Numbers::stages - 1;

@@ -1,6 +1,7 @@
 // Packs weights for the row "gemm_mma" where classes of a transposed convolution are tiles of their own:
 // vectors of 16 bytes,
-//   [group][class][channel tile][chunk of input channels][joint][part][tap of the joint][vector][row of the tile]
+//   [group][class][channel tile][chunk of input channels][joint][part][tap of the joint][vector][row of the
+//   tile]
 // and zeros where there is no channel or no tap. f32 weights are rounded to tf32, or split in two of it.
 #pragma once
 
@@ -52,8 +53,7 @@ struct GemmMmaPack {
                  static_cast<int64>(channel_tile) * joints) *
                     (Numbers::chunks * of_joint) +
                 static_cast<int64>(chunk) * joints * of_joint +
-                vector % Numbers::vectors * Numbers::tile_rows +
-                row % Numbers::tile_rows;
+                vector % Numbers::vectors * Numbers::tile_rows + row % Numbers::tile_rows;
     bool finite = true;
     int t = 0;
     for (int m0 = 0; m0 < own.count[0]; ++m0) {
@@ -71,8 +71,8 @@ struct GemmMmaPack {
             value[k] = exists ? load_one<Weight>(p.weights, first_of(group, channel, c) + tap) : 0.0f;
             finite &= fabsf(value[k]) <= most_split;
           }
-          uint4* place = to + static_cast<int64>(t / Numbers::joint_taps) * of_joint +
-                         t % Numbers::joint_taps * of_tap;
+          uint4* place =
+              to + static_cast<int64>(t / Numbers::joint_taps) * of_joint + t % Numbers::joint_taps * of_tap;
           if constexpr (Weight::bytes == 2) {
             *place = {Weight::pack(value[0], value[1]), Weight::pack(value[2], value[3]),
                       Weight::pack(value[4], value[5]), Weight::pack(value[6], value[7])};

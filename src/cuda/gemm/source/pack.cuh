@@ -1,8 +1,9 @@
 // Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
 //   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
-// and zeros where there is no channel. Where `joint_taps` is 2, two taps are neighbours within a part, and the
-// last one may be of zeros: [tap / 2][part][tap % 2]. f32 weights are scaled by a power of two for each output channel, so
-// that all fit in f16. Where they are split, the second part is the remainder of the first.
+// and zeros where there is no channel. Where `joint_taps` is 2, two taps are neighbours within a part, and
+// the last one may be of zeros: [tap / 2][part][tap % 2]. f32 weights are scaled by a power of two for each
+// output channel, so that all fit in f16. Where they are split, the second part is the remainder of the
+// first.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -135,10 +136,10 @@ struct GemmPack {
           tap / Numbers::joint_taps;
 #pragma unroll
       for (int part = 0; part < Numbers::parts; ++part) {
-        const int64 place = ((of_joint * Numbers::parts + part) * Numbers::joint_taps +
-                             tap % Numbers::joint_taps) *
-                                eights_of_chunk +
-                            eight % eights_of_chunk;
+        const int64 place =
+            ((of_joint * Numbers::parts + part) * Numbers::joint_taps + tap % Numbers::joint_taps) *
+                eights_of_chunk +
+            eight % eights_of_chunk;
         uint32 word[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {

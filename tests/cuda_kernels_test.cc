@@ -235,6 +235,14 @@ const std::vector<Kernel>& kernels() {
       {"gemm_mma", "conv2d(17,70,k=1,s=2) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 f16 nhwc",
        tuned},
       {"gemm_mma", "conv1d(16,16,k=9,d=3) | mean @ 4x16x3000", tuned},
+      // Few channels: taps in pairs, of one vector and of three, an odd number of them; classes; rows that
+      // only fill a tile, as neighbours in memory too; groups of taps that are not whole.
+      {"gemm_mma", "conv2d(8,80,k=3,s=2,p=1) | relu | group_norm(8) @ 16x8x64x64 bf16", tuned_and_oldest},
+      {"gemm_mma", "conv2d(7,24,k=7,p=3) | gelu | group_norm(8) | mean @ 16x7x64x64", tuned},
+      {"gemm_mma", "conv2d(20,4,k=3,p=1) | tanh @ 16x20x64x64 tf32 nhwc", tuned_and_oldest},
+      {"gemm_mma", "conv_transpose2d(4,12,k=3,s=2,p=1) | swish | group_norm(3) @ 4x4x33x35 f32 nhwc", tuned},
+      {"gemm_mma", "conv_transpose2d(64,8,k=3,s=2,p=1,op=1) | tanh @ 16x64x64x64 bf16 nhwc", tuned},
+      {"gemm_mma", "conv2d(64,64,k=5,p=2,groups=8) | relu | group_norm(8) @ 16x64x64x64 f16", tuned},
       {"gemm_packed", "conv2d(1280,1280,k=3,p=1) | group_norm(32) | silu @ 8x1280x16x16 tf32", tuned},
       {"gemm_packed", "conv3d(320,320,k=3,p=1) | instance_norm | leaky_relu @ 2x320x8x8x8 bf16", tuned},
       {"gemm_packed", "conv2d(64,128,k=3,p=1) | group_norm(8) | silu @ 64x64x32x32 bf16", tuned},
@@ -524,9 +532,9 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
                      "too large to be held");
     }
     expect_refusal("gemm_mma", "relu @ 2x3x4x5", architecture, "no convolution");
-    expect_refusal("gemm_mma", "conv2d(64,32,groups=4) @ 2x64x9x9", architecture,
-                   "fewer than 16 channels in a group");
-    expect_refusal("gemm_mma", "conv2d(32,8) @ 2x32x9x9", architecture, "fewer than 16 channels");
+    expect_refusal("gemm_mma", "conv2d(64,64,groups=64) @ 2x64x9x9 bf16", architecture,
+                   "142 times as many with zeros");
+    expect_refusal("gemm_mma", "conv2d(2,4) @ 2x2x9x9", architecture, "17 times as many with zeros");
     expect_refusal("gemm_mma", "conv1d(16,16,k=16000,p=9000) @ 2x16x900", architecture, "too large");
     expect_refusal("narrow", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("narrow", "conv2d(3,8) @ 2x3x9x9 f64", architecture, "f64");

@@ -51,6 +51,9 @@ std::vector<Problem> wide_problems(const Device& device);
 // Rows of matrix products but gemm_mma, which takes what gemm_wgmma does and has a part of its own.
 std::vector<std::string> wide_rows(const Problem& problem);
 
+// For gemm_mma: convolutions of few channels as matrix products, each in two of four modes.
+std::vector<Problem> few_problems(const Device& device);
+
 // Thin convolutions, each in two of four modes.
 std::vector<Problem> thin_problems(const Device& device);
 // These, and some whose operands are rounded with ties away from zero, which have no gradients.

@@ -57,7 +57,11 @@ class GemmPacked final : public WholeBlockKernel {
     redo_memory_ = regions_.add(redo_.bytes());
   }
 
-  Accuracy accuracy() const override { return tail_.kernel->accuracy(); }
+  Accuracy accuracy() const override {
+    Accuracy own = tail_.kernel->accuracy();
+    own.cut_terms = cut_terms(problem_, shape_);
+    return own;
+  }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + tail_.kernel->workspace_bytes();
   }

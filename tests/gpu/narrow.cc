@@ -40,9 +40,10 @@ TEST_F(Narrow, KeepsWhatIsNotFiniteWhereItIs) {
 // Tiles follow the batch, and the order of a sum does not.
 TEST_F(Narrow, ASampleHasTheBitsItHasAlone) {
   std::vector<Problem> problems;
-  for (const char* const text : {"conv2d(32,32,k=5,p=2,groups=32) | relu @ 5x32x28x28 bf16",
-                                 "conv2d(64,48,k=3,p=1) | swish @ 5x64x20x24 f32",
-                                 "conv_transpose2d(16,16,k=4,s=2,p=1,groups=4) | relu @ 5x16x14x16 f32 nhwc"}) {
+  for (const char* const text :
+       {"conv2d(32,32,k=5,p=2,groups=32) | relu @ 5x32x28x28 bf16",
+        "conv2d(64,48,k=3,p=1) | swish @ 5x64x20x24 f32",
+        "conv_transpose2d(16,16,k=4,s=2,p=1,groups=4) | relu @ 5x16x14x16 f32 nhwc"}) {
     problems.push_back(Problem::parse(text, gpu));
   }
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {

@@ -288,6 +288,12 @@ struct NarrowNumbers::Search {
     own.all_clocks = std::max(computing, moving) + 0.25 * std::min(computing, moving);
   }
 
+  // Of all samples that tiles are cut for.
+  double bytes_of(const TensorSpec& spec) const {
+    const Shape sizes(spec.sizes.begin() + 1, spec.sizes.end());
+    return static_cast<double>(samples) * static_cast<double>(element_count(sizes) * byte_size(spec.dtype));
+  }
+
   // Of the launch's reads and writes. Halos and parts of sectors are of L2, at 1.6 times memory's rate.
   double memory_clocks(const NarrowNumbers& own, double staged, double blocks) const {
     const auto sectors = [](int64_t elements, int64_t bytes, bool whole, bool aligned) {
@@ -302,8 +308,8 @@ struct NarrowNumbers::Search {
              ? sectors(own.groups * own.inputs, in_bytes,
                        own.groups * own.inputs == shape.conv_groups * shape.in_channels, own.input_vector > 1)
              : sectors(own.window[2], in_bytes, false, own.input_vector > 1));
-    const double once = static_cast<double>(problem.input.byte_span());
-    const auto written = static_cast<double>(problem.output.byte_span());
+    const double once = bytes_of(problem.input);
+    const double written = bytes_of(problem.output);
     const double stored =
         written *
         (own.output_interleaved

@@ -236,13 +236,16 @@ double GemmMmaNumbers::predict(const Problem& problem, const ThinShape& shape, c
   const double moved =
       (x_bytes + static_cast<double>(tile.rows()) * terms * operand_bytes * static_cast<double>(parts)) / 32;
   const double staged = static_cast<double>(staged_vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
-  // Rows that only fill a tile are not stored.
+  // Rows that only fill a tile are not stored, and a mean of sums stores nothing.
   const bool few = has_few_channels(shape);
-  const double stored =
-      few ? outputs * static_cast<double>(rows(shape)) / static_cast<double>(channel_tiles * tile.rows())
-          : outputs;
-  const double finished = outputs * 24 / 128 + stored * 4 / 16 * (planar ? in_sectors(box[2], 4) : 1.0) *
-                                                   sectors_of_class(problem, shape);
+  const bool waits = shape.parts.norm && !shape.parts.mean_follows_norm();
+  const auto value_bytes = waits || !few      ? 4.0
+                           : shape.parts.mean ? 0.0
+                                              : static_cast<double>(byte_size(problem.output.dtype));
+  const double share =
+      few ? static_cast<double>(rows(shape)) / static_cast<double>(channel_tiles * tile.rows()) : 1.0;
+  const double stored = outputs * share * value_bytes * (planar ? in_sectors(box[2], 4) : 1.0);
+  const double finished = outputs * 24 / 128 + stored / 16 * sectors_of_class(problem, shape);
   // Four blocks of small tiles hide half of the time outside of the mainloop: s19 takes 0.89 ms (32 samples,
   // without the norm), and 1.07 with two blocks of twice the positions. Long sums leave little to hide, and
   // smaller tiles read more, so they have to be better by a twelfth.

@@ -278,6 +278,28 @@ TEST_F(GemmMma, AgreesWithTheReferenceOnFewChannels) {
   });
 }
 
+TEST_F(GemmMma, AgreesWithTheReferenceOnRandomFewChannels) {
+  const uint64_t first = base_seed() + 9'000'000;
+  std::atomic<int64_t> refused{0};  // where zeros would be most of the product
+  const int64_t tried = try_for(3, [&](int64_t index, const GpuStream& stream) {
+    const uint64_t seed = first + static_cast<uint64_t>(index);
+    const Problem problem = random_few_problem(seed, gpu);
+    const std::vector<std::string> rows = portable_rows(problem);
+    if (rows.empty()) {
+      ++refused;
+      return std::string();
+    }
+    return forward_errors(problem, rows,
+                          {.distributions = {distributions[seed % std::size(distributions)]},
+                           .placements = {placements[seed % std::size(placements)]},
+                           .seed = seed},
+                          stream);
+  });
+  std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << ", " << refused
+            << " refused\n";
+  EXPECT_GT(tried, 2 * refused);
+}
+
 // Statistics of sums of thousands of terms, in each mode.
 TEST_F(GemmMma, DeclaresWhatLongSumsLose) {
   std::vector<Problem> problems;

@@ -339,6 +339,7 @@ std::string StreamNumbers::source() const {
                                   .add("piece_positions", piece_positions)
                                   .add("rows_per_tile", rows_per_tile)
                                   .add("strip_channels", strip_channels)
+                                  .add("units_of_block", units_of_block)
                                   .numbers();
   // One vector at a time where the tensors do not lie on 16 bytes: rare, and it must not cost registers.
   const char* walk = order == Order::planar ? "PlanarWalk" : "InterleavedWalk";
@@ -364,7 +365,9 @@ std::string StreamNumbers::describe() const {
       << "tile: "
       << (pieces > 1 ? "a piece of " + std::to_string(pieces) : std::to_string(rows_per_tile) + " rows")
       << ", " << team << " threads " << (order == Order::planar ? "a row" : "along channels") << '\n'
-      << (tiles_of_unit == 1 ? "unit: one tile, both passes by one block\n" : wave_text());
+      << (tiles_of_unit > 1    ? wave_text()
+          : units_of_block > 1 ? "unit: one tile, both passes by one warp\n"
+                               : "unit: one tile, both passes by one block\n");
   return out.str();
 }
 

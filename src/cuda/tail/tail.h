@@ -117,7 +117,8 @@ struct StreamNumbers {
   Number wave_units = 1;
   int64_t units_per_sample = 1;
   int64_t tiles_of_unit = 1;
-  int blocks_wanted = 2;  // that a multiprocessor should have room for
+  int units_of_block = 1;  // at a time; more than one: units of one tile, a warp each
+  int blocks_wanted = 2;   // that a multiprocessor should have room for
 
   // What an interleaved unit is: all channels of a sample, or as few slabs as fill memory's sectors.
   enum class Units : uint8_t { samples, strips };

@@ -219,13 +219,16 @@ struct TailBackward {
 
   __device__ __forceinline__ void finish_slabs(int64 unit) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::group_channels * Tail::spatial);
-    constexpr int team = Walk::slabs_of_unit == 1 ? Numbers::threads : 32;
+    constexpr int team =
+        Walk::slabs_of_unit == 1 ? Numbers::threads : lanes_for(static_cast<int>(Tail::group_channels));
     const int lane = threadIdx.x % team;
     __syncthreads();
-    for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
-      const int64 slab = unit * Walk::slabs_of_unit + s;
+    for (int first = 0; first < Walk::slabs_of_unit; first += Numbers::threads / team) {
+      const int s = first + threadIdx.x / team;
+      const bool in_range = s < Walk::slabs_of_unit;
+      const int64 slab = unit * Walk::slabs_of_unit + (in_range ? s : 0);
       float sum[3] = {0.0f, 0.0f, 0.0f};
-      for (int c = lane; c < Tail::group_channels; c += team) {
+      for (int c = lane; in_range && c < Tail::group_channels; c += team) {
         const int64 row_index = slab * Tail::group_channels + c;
         const float gamma = Tail::weight(p, static_cast<int>(row_index % Tail::channels));
         const float* totals = p.totals + row_index * row_totals;
@@ -233,20 +236,20 @@ struct TailBackward {
         sum[1] = fmaf(gamma, load_shared_by_blocks(totals + 1), sum[1]);
         sum[2] += load_shared_by_blocks(totals + total_sums);
       }
-      if constexpr (team == 32) {
+      if constexpr (team <= 32) {
 #pragma unroll
-        for (float& value : sum) value = lanes_sum<32>(value);
+        for (float& value : sum) value = lanes_sum<team>(value);
       } else {
         block_sum<Numbers::threads>(sum, scratch);
       }
       const float shift = sum[2] * per_element;
       const float mean = sum[0] * per_element;
       const float product = fmaf(-shift, mean, sum[1] * per_element);
-      if (lane == 0) {
+      if (in_range && lane == 0) {
         p.slab_sums[2 * slab] = fmaf(-shift, product, mean);
         p.slab_sums[2 * slab + 1] = product;
       }
-      for (int c = lane; c < Tail::group_channels; c += team) {
+      for (int c = lane; in_range && c < Tail::group_channels; c += team) {
         float* totals = p.totals + (slab * Tail::group_channels + c) * row_totals;
         totals[1] = fmaf(-shift, load_shared_by_blocks(totals), load_shared_by_blocks(totals + 1));
       }

@@ -58,7 +58,8 @@ double NarrowNumbers::seconds(const Problem& problem, const ThinShape& shape, co
   // clocks as addresses fall into one bank: 16 to 4 channels k1 in channels last, where all 32 do so in the
   // mainloop and where sums are kept, took 234 us, and 69 were predicted without.
   const double mainloop =
-      work.warps * std::max(work.issued / 4 / 0.65, work.x_loads * number(load_conflicts(shape)) + work.weight_loads);
+      work.warps *
+      std::max(work.issued / 4 / 0.65, work.x_loads * number(load_conflicts(shape)) + work.weight_loads);
   const double kept = work.warps * number(sums * keep_conflicts(shape));
   // softplus twice (6 to 64 channels k2) took 279 us; 132 were predicted with the same for all stages.
   const double chain = work.warps * number(sums) * gemm_chain_instructions(shape.parts.after) / 4;

@@ -59,10 +59,10 @@ struct NarrowNumbers {
   // What the cost counts.
   struct Work {
     double warps = 0;
-    double issued = 0, x_loads = 0, weight_loads = 0;  // instructions of a thread's mainloop
-    double copies = 0;                                 // clocks to copy windows, weights and results
-    double chunks = 0, batches = 0;                    // of loads, in a chunk
-    double resident = 0, blocks = 0;                   // of a multiprocessor, at once and in all
+    double issued = 0, x_loads = 0, weight_loads = 0;     // instructions of a thread's mainloop
+    double copies = 0;                                    // clocks to copy windows, weights and results
+    double chunks = 0, batches = 0;                       // of loads, in a chunk
+    double resident = 0, blocks = 0;                      // of a multiprocessor, at once and in all
     double bytes = 0, read = 0, written = 0, stored = 0;  // each once; with halos and parts of sectors
   };
   Work work;

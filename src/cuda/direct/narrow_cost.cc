@@ -57,10 +57,10 @@ double NarrowNumbers::seconds(const Problem& problem, const ThinShape& shape, co
   // Multiply-adds are issued in 65% of the clocks, copies in 90%. An access to shared memory takes as many
   // clocks as addresses fall into one bank: 16 to 4 channels k1 in channels last, where all 32 do so in the
   // mainloop and where sums are kept, took 234 us, and 69 were predicted without.
-  const double mainloop =
-      work.warps *
-      std::max(work.issued / 4 / 0.65, work.x_loads * number(load_conflicts(shape)) + work.weight_loads);
-  const double kept = work.warps * number(sums * keep_conflicts(shape));
+  const double reading = work.x_loads * number(load_conflicts(shape)) + work.weight_loads;
+  const double used_warps = number(used_threads()) / 32;
+  const double mainloop = std::max(work.warps * work.issued / 4 / 0.65, used_warps * reading);
+  const double kept = used_warps * number(sums * keep_conflicts(shape));
   // softplus twice (6 to 64 channels k2) took 279 us; 132 were predicted with the same for all stages.
   const double chain = work.warps * number(sums) * gemm_chain_instructions(shape.parts.after) / 4;
   const double block = mainloop + kept + (work.copies + chain) / 0.9;

@@ -113,7 +113,7 @@ struct GemmMmaNumbers {
   // How often a matrix of x is read, on average: once without bank conflicts.
   double matrix_conflicts() const;
   double predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
-  // Of few channels: 32 measurements (docs/lab/gemm_mma.md).
+  // Of few channels: 33 measurements (docs/lab/gemm_mma.md).
   double predict_few(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
 };
 

@@ -129,9 +129,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const Gpu& gpu = gpu_of(problem.device);
   const Problem convolution = narrow_problem(problem);
   const std::shared_ptr<const NarrowNumbers> numbers = narrow_numbers(convolution);
-  // Below the highest clock: 1.7 of 1.98 GHz. Blocks do not fill each other's phases completely.
-  constexpr double phases = 1.15;
-  double seconds = 4e-6 + phases * numbers->all_clocks / (0.86 * gpu.clock());
+  double seconds = 4e-6 + numbers->seconds(convolution, ThinShape(convolution), gpu);
   if (convolution.block.stages().size() < problem.block.stages().size()) {
     const Problem tail = *tail_after_convolution(problem);
     seconds += 2e-6 + tail_row(tail)->seconds(tail, {});  // from one launch to the next

@@ -1,10 +1,10 @@
-// The numbers of the row "narrow": a search over tiles by predicted clocks.
+// The numbers of the row "narrow": a search over tiles by estimated clocks. What the chosen tile costs is in
+// narrow_cost.cc.
 #include "cuda/direct/narrow_numbers.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -29,18 +29,6 @@ bool is_aligned_except(const TensorSpec& spec, size_t along) {
 }
 
 bool lies_interleaved(const TensorSpec& spec) { return spec.sizes[1] > 1 && spec.strides[1] == 1; }
-
-// How many of a warp's addresses fall into the same bank, at worst; equal ones are one.
-int64_t bank_conflicts(const std::vector<int64_t>& addresses) {
-  std::array<std::set<int64_t>, 32> banks;
-  size_t most = 1;
-  for (const int64_t address : addresses) {
-    std::set<int64_t>& bank = banks[static_cast<size_t>(address % 32)];
-    bank.insert(address);
-    most = std::max(most, bank.size());
-  }
-  return static_cast<int64_t>(most);
-}
 
 // What a cell of an axis reads.
 struct Reach {
@@ -68,6 +56,7 @@ struct Reach {
 // How threads copy rows of vectors: `lanes` threads a row. In instructions of a thread.
 struct RowCopy {
   int64_t lanes = 1;
+  int64_t batches = 0;  // of eight loads of a thread
   double instructions = 0;
 
   RowCopy(int64_t vectors, int64_t rows, int64_t vector_bytes, int64_t threads, double row_cost,
@@ -84,6 +73,7 @@ struct RowCopy {
       lanes = own;
       instructions = cost;
     }
+    batches = divide_up(rows, threads / lanes * std::max<int64_t>(1, 8 / divide_up(vectors, lanes)));
   }
 
   static int64_t lanes_of(int64_t vectors, int64_t steps) {
@@ -284,6 +274,16 @@ struct NarrowNumbers::Search {
     const double rounds = std::ceil(of_one / at_once);
     const double filled = std::max(own.clocks * at_once, own.clocks / std::min(1.0, warps / 6) + latency);
     const double computing = rounds * filled;
+    const double chained = number(own.channels() * own.cells(0) * own.cells(1) * outputs_x) * 8 / 128;
+    own.work = {.warps = warps,
+                .issued = issued,
+                .x_loads = x_loads,
+                .weight_loads = weight_waves,
+                .copies = stage + weights + store - chained * chain_stages,
+                .chunks = chunks,
+                .batches = number(stage_copy.batches),
+                .resident = at_once,
+                .blocks = of_one};
     const double moving = memory_clocks(own, staged * chunks, blocks);
     own.all_clocks = std::max(computing, moving) + 0.25 * std::min(computing, moving);
   }
@@ -295,7 +295,7 @@ struct NarrowNumbers::Search {
   }
 
   // Of the launch's reads and writes. Halos and parts of sectors are of L2, at 1.6 times memory's rate.
-  double memory_clocks(const NarrowNumbers& own, double staged, double blocks) const {
+  double memory_clocks(NarrowNumbers& own, double staged, double blocks) const {
     const auto sectors = [](int64_t elements, int64_t bytes, bool whole, bool aligned) {
       const auto run = static_cast<double>(elements * bytes);
       return whole ? 1.0 : aligned ? std::ceil(run / 32) * 32 / run : (run + 32) / run;
@@ -317,7 +317,11 @@ struct NarrowNumbers::Search {
                        own.output_vector > 1)
              : sectors(own.cells(2) * x_classes, out_bytes, own.tiles[2] == 1, own.output_vector > 1));
     const double tensors = written * static_cast<double>(shape.parts.tensor_parameters().size());
-    const double bytes = std::max(once + written + tensors, (read + stored + tensors) / 1.6);
+    own.work.bytes = once + written + tensors;
+    own.work.read = read + tensors;
+    own.work.written = written;
+    own.work.stored = stored;
+    const double bytes = std::max(own.work.bytes, (own.work.read + stored) / 1.6);
     return bytes / gpu.bytes_per_second * gpu.clock();
   }
 };
@@ -376,34 +380,13 @@ void NarrowNumbers::lay_window(int64_t pad) {
       round_up(volume * (inputs_together ? 1 : inputs) * (input_interleaved ? 1 : groups), vector_elements);
 }
 
-int64_t NarrowNumbers::conflicts(const ThinShape& shape) const {
-  std::vector<int64_t> addresses;
-  for (int64_t lane = 0; lane < std::min<int64_t>(32, used_threads()); ++lane) {
-    int64_t rest = lane;
-    const auto take = [&](int64_t count) { return std::exchange(rest, rest / count) % count; };
-    int64_t group = 0;
-    const auto take_channels = [&] {
-      take(output_slots);
-      group = take(groups);
-    };
-    if (input_interleaved) take_channels();
-    const int64_t x = take(slots[2]) * positions * shape.axes[2].step;
-    const int64_t row = take(slots[1]) * rows * shape.axes[1].step;
-    const int64_t plane = take(slots[0]) * shape.axes[0].step;
-    if (!input_interleaved) take_channels();
-    addresses.push_back(group * window_g + plane * window_strides[0] + row * window_strides[1] +
-                        (skew > 0 ? x + x / skew : x) * window_strides[2]);
-  }
-  return bank_conflicts(addresses);
-}
-
 void NarrowNumbers::pad_window(const ThinShape& shape, int64_t most_bytes) {
   const int64_t unit = input_interleaved ? input_vector : 1;
   int64_t best = 0;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t pad = 0; pad < 8 * unit && least > 1; pad += unit) {
     lay_window(pad);
-    const int64_t found = conflicts(shape);
+    const int64_t found = load_conflicts(shape);
     if (found >= least || shared_bytes(shape) > most_bytes) continue;
     best = pad;
     least = found;

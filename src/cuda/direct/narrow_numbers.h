@@ -1,4 +1,4 @@
-// The numbers of the row "narrow": tiles, the layout of shared memory and predicted clocks.
+// The numbers of the row "narrow": tiles, the layout of shared memory and what a tile has to do.
 #pragma once
 
 #include <array>
@@ -53,8 +53,19 @@ struct NarrowNumbers {
   int64_t part_inputs = 0;  // 0: a sum is one chain of additions
 
   int64_t blocks_wanted = 1;  // that a multiprocessor should have room for
-  double clocks = 0;          // of a block, where multiprocessors are full
+  double clocks = 0;          // of a block, where multiprocessors are full; tiles are compared by these
   double all_clocks = 0;      // of the launch
+
+  // What the cost counts.
+  struct Work {
+    double warps = 0;
+    double issued = 0, x_loads = 0, weight_loads = 0;     // instructions of a thread's mainloop
+    double copies = 0;                                    // clocks to copy windows, weights and results
+    double chunks = 0, batches = 0;                       // of loads, in a chunk
+    double resident = 0, blocks = 0;                      // of a multiprocessor, at once and in all
+    double bytes = 0, read = 0, written = 0, stored = 0;  // each once; with halos and parts of sectors
+  };
+  Work work;
 
   // `problem` is a convolution, or one with the chain after it.
   NarrowNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
@@ -71,6 +82,8 @@ struct NarrowNumbers {
   int64_t tiles_of_sample() const {
     return tiles[0] * tiles[1] * tiles[2] * group_tiles * output_tiles * classes;
   }
+  // Of the launch, as fitted to measurements.
+  double seconds(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
   // `struct Numbers` of the kernel.
   std::string source(const ThinShape& shape) const;
 
@@ -79,8 +92,12 @@ struct NarrowNumbers {
   // With so many floats behind each row of the window, or behind each position's channels.
   void lay_window(int64_t pad);
   void lay_results(const ThinShape& shape);
-  // Of a warp's loads from the window; 1 is none.
-  int64_t conflicts(const ThinShape& shape) const;
+  // How many of a warp's addresses in shared memory fall into the same bank, at worst; 1 is no conflict.
+  // `place`: where a thread's group, channel and cell lie.
+  template <class Place>
+  int64_t conflicts(const Place& place) const;
+  int64_t load_conflicts(const ThinShape& shape) const;  // from the window
+  int64_t keep_conflicts(const ThinShape& shape) const;  // to results
   // The padding with the fewest.
   void pad_window(const ThinShape& shape, int64_t most_bytes);
 };

@@ -236,7 +236,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const auto tiles = numbers.tiles(shape);
   // Tiles that do not fill the GPU leave multiprocessors idle.
   const auto rounds = static_cast<double>(divide_up(shape.batch.value() * tiles, gpu.multiprocessors));
-  const double clocks = numbers.clocks / static_cast<double>(tiles) * rounds;
+  const double clocks = numbers.measured_clocks / static_cast<double>(tiles) * rounds;
   const double elements = samples * static_cast<double>(shape.channels) * static_cast<double>(shape.spatial);
   const auto input = static_cast<double>(problem.input.byte_span());
   const auto output = static_cast<double>(problem.output.byte_span());
@@ -247,11 +247,18 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const auto waves = static_cast<double>(divide_up(shape.rows().value(), int64_t{8} * gpu.multiprocessors));
   const double averaged =
       second && shape.parts.mean ? 1e-7 * waves * static_cast<double>(divide_up(shape.spatial, 256)) : 0;
+  // Memory's rate, with 70% of which tensors of few channels are moved.
+  const bool few = GemmMmaNumbers::has_few_channels(shape);
+  const double rate = gpu.bytes_per_second * (few ? 0.7 : 1.0);
+  // Elements pass through the second chain at 128 instructions a clock.
+  const double activated = few && second ? elements * 0.7 * gemm_chain_instructions(shape.parts.after) /
+                                               (128 * gpu.clock() * gpu.multiprocessors)
+                                         : 0;
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
   // On an H200 tiles take 1.03 to 1.15 times as long as they are predicted to.
   const double own = (second ? 3e-5 : 2.5e-5) + 2 * packed / gpu.bytes_per_second +
-                     std::max(second_bytes / gpu.bytes_per_second, averaged) +
-                     std::max({first_bytes / gpu.bytes_per_second, 1.1 * clocks / gpu.clock(),
+                     std::max({second_bytes / rate, averaged, activated}) +
+                     std::max({first_bytes / rate, 1.1 * clocks / gpu.clock(),
                                numbers.merges_classes ? scattered_seconds(problem, shape) : 0.0});
   // On GPUs with wgmma, s19, s61 and layers of U-Nets take 1.4 to 2.2 times as long here as by wgmma, which
   // the models of both do not show. A layer that doubles an image takes 0.7 times as long. Groups are as

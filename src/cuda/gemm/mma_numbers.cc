@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 namespace onepass::cuda {
 
@@ -43,6 +44,7 @@ GemmMmaNumbers::GemmMmaNumbers(const Problem& problem, const ThinShape& shape, c
       if (shared_bytes == 0 || found.score(shape, gpu) < score(shape, gpu)) *this = found;
     }
   }
+  if (shared_bytes > 0) measured_clocks = has_few_channels(shape) ? predict_few(problem, shape, gpu) : clocks;
 }
 
 int64_t GemmMmaNumbers::positions_of(const ThinAxis& axis) {
@@ -216,26 +218,29 @@ double GemmMmaNumbers::sectors_of_class(const Problem& problem, const ThinShape&
   return std::clamp(of_sector / (interleaved ? static_cast<double>(shape.channels) : 1.0), 1.0, apart);
 }
 
-double GemmMmaNumbers::predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const {
+GemmMmaNumbers::Parts GemmMmaNumbers::parts_of(const Problem& problem, const ThinShape& shape,
+                                               const Gpu& gpu) const {
   const auto bytes = static_cast<double>(byte_size(problem.input.dtype));
   const auto operand_bytes = 16 / static_cast<double>(of_vector);
   const auto taps = static_cast<double>(all_joints * joint_taps) / static_cast<double>(classes(shape));
   const auto outputs = static_cast<double>(tile.rows() * tile.positions());
   const auto products = parts == 2 ? 3.0 : 1.0;
   const double terms = taps * static_cast<double>(chunks * chunk_channels());
-  const double multiplied = outputs * terms * products / gpu.tensor_products() / (operand_bytes == 2 ? 2 : 1);
+  Parts found;
+  found.multiplied = outputs * terms * products / gpu.tensor_products() / (operand_bytes == 2 ? 2 : 1);
   // 128 bytes of shared memory a clock: each warp reads its rows and its columns.
   const double warps = static_cast<double>(tile.threads()) / 32;
-  const double read = warps * static_cast<double>(16 * tile.row_tiles + 8 * tile.column_tiles) * terms *
-                      operand_bytes * static_cast<double>(parts) / 128;
+  const double of_row = warps * terms * operand_bytes * static_cast<double>(parts) / 128;
+  found.read_weights = of_row * static_cast<double>(16 * tile.row_tiles);
+  found.read_x = of_row * static_cast<double>(8 * tile.column_tiles);
   // Traffic through L2. Rows begin and end within sectors of 32 bytes.
   const auto in_sectors = [](int64_t row, double size) { return 1 + 32 / (static_cast<double>(row) * size); };
   const bool planar = problem.input.strides[1] != 1;
   const double x_bytes = static_cast<double>(window() * shape.in_channels) * bytes *
                          (planar ? in_sectors(axes[2].entries, bytes) : 1.0);
-  const double moved =
+  found.moved =
       (x_bytes + static_cast<double>(tile.rows()) * terms * operand_bytes * static_cast<double>(parts)) / 32;
-  const double staged = static_cast<double>(staged_vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
+  found.staged = static_cast<double>(staged_vectors * chunks) * (of_vector == 8 ? 26 : 20) / 128;
   // Rows that only fill a tile are not stored, and a mean of sums stores nothing.
   const bool few = has_few_channels(shape);
   const bool waits = shape.parts.norm && !shape.parts.mean_follows_norm();
@@ -245,15 +250,65 @@ double GemmMmaNumbers::predict(const Problem& problem, const ThinShape& shape, c
   const double share =
       few ? static_cast<double>(rows(shape)) / static_cast<double>(channel_tiles * tile.rows()) : 1.0;
   const double stored = outputs * share * value_bytes * (planar ? in_sectors(box[2], 4) : 1.0);
-  const double finished = outputs * 24 / 128 + stored / 16 * sectors_of_class(problem, shape);
+  found.finished = outputs * 24 / 128 + stored / 16 * sectors_of_class(problem, shape);
+  return found;
+}
+
+double GemmMmaNumbers::predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const {
+  const Parts of = parts_of(problem, shape, gpu);
   // Four blocks of small tiles hide half of the time outside of the mainloop: s19 takes 0.89 ms (32 samples,
   // without the norm), and 1.07 with two blocks of twice the positions. Long sums leave little to hide, and
   // smaller tiles read more, so they have to be better by a twelfth.
   const bool small = parts == 1 && tile.column_tiles == 4;
-  const bool many_warps = blocks_wanted * tile.threads() >= 512;
-  const double hidden = (small || few) && blocks_wanted >= 4 && many_warps ? 0.57 : 1.0;
-  const double all = 1.25 * std::max({multiplied, read, moved}) + (staged + finished + 2000) * hidden;
+  const double hidden = (small || has_few_channels(shape)) && has_many_blocks() ? 0.57 : 1.0;
+  const double all = 1.25 * std::max({of.multiplied, of.read_weights + of.read_x, of.moved}) +
+                     (of.staged + of.finished + 2000) * hidden;
   return static_cast<double>(tiles(shape)) * all * (small ? 1.08 : 1.0) * (blocks_wanted > 1 ? 1.0 : 1.15);
+}
+
+double GemmMmaNumbers::matrix_conflicts() const {
+  int64_t waves = 0;
+  for (int64_t first = 0; first < tile.positions(); first += 8) {
+    std::array<std::set<int64_t>, 8> banks;
+    size_t most = 1;
+    for (int64_t i = first; i < first + 8; ++i) {
+      const int64_t row = i / box[2], plane = row / box[1];
+      const int64_t place =
+          plane >= box[0]
+              ? 0
+              : (plane * axes[1].entries + row - plane * box[1]) * axes[2].entries + i - row * box[2];
+      std::set<int64_t>& bank = banks[static_cast<size_t>(place % 8)];
+      bank.insert(place);
+      most = std::max(most, bank.size());
+    }
+    waves += static_cast<int64_t>(most);
+  }
+  return static_cast<double>(8 * waves) / static_cast<double>(tile.positions());
+}
+
+double GemmMmaNumbers::predict_few(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const {
+  const Parts of = parts_of(problem, shape, gpu);
+  // Places of one matrix in the same banks: 128 to 4 channels k5 by boxes of 4 along x, where it is two each,
+  // took 3.0 ms (H200), and 1.6 were predicted without.
+  const double busy =
+      1.25 * std::max({of.multiplied, of.read_weights + of.read_x * matrix_conflicts(), of.moved});
+  // A warp waits for its matrices and products, and for each batch of x. 256 to 6 channels k7 with one block
+  // of four warps a multiprocessor took 1.85 ms, and 0.82 were predicted without.
+  const double products = static_cast<double>(std::max<int64_t>(2, tile.row_tiles)) * (parts == 2 ? 3 : 1);
+  const double steps =
+      static_cast<double>(all_joints * chunks * joint_vectors()) / static_cast<double>(2 * classes(shape));
+  const double batches =
+      static_cast<double>(divide_up(staged_vectors / tile.threads(), batch_vectors) * chunks);
+  const double waiting = (steps * (30 + 30 * products) + batches * 900) / static_cast<double>(blocks_wanted);
+  // Rows of zeros are computed too, but for the second half of 16. softplus and tanh (8 to 48 channels k5)
+  // took 1.04 ms, and 0.60 were predicted without.
+  const double share = rows(shape) <= 8 ? 0.5 : 1.0;
+  const double chain = gemm_chain_instructions(shape.parts.norm ? shape.parts.before : shape.parts.after);
+  const double activated = static_cast<double>(tile.rows() * tile.positions()) * share * 0.7 * chain / 128;
+  const double hidden = has_many_blocks() ? 0.57 : 1.0;
+  const bool small = parts == 1 && tile.column_tiles == 4;
+  return static_cast<double>(tiles(shape)) * (small ? 1.08 : 1.0) *
+         (std::max(busy, waiting) + (of.staged + of.finished + 1500) * hidden + activated);
 }
 
 }  // namespace onepass::cuda

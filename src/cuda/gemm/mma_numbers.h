@@ -50,9 +50,10 @@ struct GemmMmaNumbers {
   int64_t most_taps = 0;                                                         // of a class
   bool odd_taps = false;  // some class has a joint of a single tap
   double padding = 1;     // products with those of zeros that fill vectors and rows, to those of the problem
-  int64_t shared_bytes = 0;   // 0 where nothing fits
-  int64_t blocks_wanted = 2;  // of a multiprocessor
-  double clocks = 0;          // of a multiprocessor, for a sample
+  int64_t shared_bytes = 0;    // 0 where nothing fits
+  int64_t blocks_wanted = 2;   // of a multiprocessor
+  double clocks = 0;           // of a multiprocessor, for a sample; tiles are compared by these
+  double measured_clocks = 0;  // the same, as fitted to measurements
 
   GemmMmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
 
@@ -63,6 +64,8 @@ struct GemmMmaNumbers {
   int64_t tiles(const ThinShape& shape) const { return classes(shape) * channel_tiles * position_tiles; }
   int64_t window() const { return axes[0].entries * axes[1].entries * axes[2].entries; }
   int64_t chunk_channels() const { return vectors * of_vector; }
+  // Whether the row was not made for so few channels: tiles are small, so that few samples fill the GPU.
+  static bool has_few_channels(const ThinShape& shape);
   int64_t joint_vectors() const { return joint_taps * vectors; }
   // Some class has a last group of fewer joints.
   bool has_partial_groups() const { return common_joints % group_joints != 0; }
@@ -83,9 +86,6 @@ struct GemmMmaNumbers {
   GemmMmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, const Tile& wanted,
                  const Box& tried);
 
-  // Whether the row was not made for so few channels: tiles are small, so that few samples fill the GPU.
-  static bool has_few_channels(const ThinShape& shape);
-
   // The taps of each class that is a product of its own.
   std::vector<int64_t> class_taps(const ThinShape& shape) const;
   // Sets vectors, chunks and joints.
@@ -101,7 +101,20 @@ struct GemmMmaNumbers {
 
   // Outputs of a class lie a stride apart: the sectors that are written, to those of neighbours.
   double sectors_of_class(const Problem& problem, const ThinShape& shape) const;
+
+  // Clocks of a tile.
+  struct Parts {
+    double multiplied = 0, read_weights = 0, read_x = 0, moved = 0;  // beside each other
+    double staged = 0, finished = 0;
+  };
+  Parts parts_of(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
+  // Whether blocks of a multiprocessor hide a part of what each does outside of the mainloop.
+  bool has_many_blocks() const { return blocks_wanted >= 4 && blocks_wanted * tile.threads() >= 512; }
+  // How often a matrix of x is read, on average: once without bank conflicts.
+  double matrix_conflicts() const;
   double predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
+  // Of few channels: 33 measurements (docs/lab/gemm_mma.md).
+  double predict_few(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
 };
 
 }  // namespace onepass::cuda

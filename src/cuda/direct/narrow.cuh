@@ -25,7 +25,7 @@ struct Narrow {
   using C = Convolution;
   using N = Numbers;
   using Parameters = typename Types::Parameters;
-  using Products = NarrowProducts<Types>;
+  using Products = typename Types::Products;
 
   const Parameters& p;
   unsigned char* shared;
@@ -33,9 +33,9 @@ struct Narrow {
   __device__ __forceinline__ void run() const {
     auto* const window = reinterpret_cast<float*>(shared);
     float* const weights = window + N::window_floats;
-    const NarrowStaging<Types> staging{p};
+    const typename Types::Staging staging{p};
     const Products products{window, weights};
-    const NarrowResults<Types> results{p, window};  // after the last product
+    const typename Types::Results results{p, window};  // after the last product
     const typename Types::Tile tile(blockIdx.x);
     const typename Types::Slot slot;
     typename Types::Sums sums, part;

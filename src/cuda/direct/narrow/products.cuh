@@ -5,16 +5,8 @@
 
 namespace onepass {
 
-template <class Types>
-struct NarrowProducts {
-  using C = typename Types::C;
-  using N = typename Types::Numbers;
-  using Tile = typename Types::Tile;
-  using Slot = typename Types::Slot;
-  using Sums = typename Types::Sums;
-  static constexpr int x_classes = Types::x_classes;
-  static constexpr int cells = Types::cells;
-
+template <class C, class Tail, class N>
+struct NarrowTypes<C, Tail, N>::Products {
   const float* window;
   const float* weights;
 
@@ -48,7 +40,7 @@ struct NarrowProducts {
 
     explicit __device__ __forceinline__ Segment(const float* row) {
 #pragma unroll
-      for (int k = 0; k < N::segment; ++k) value[k] = row[Types::skewed(N::lead + k, N::skew) * N::window_x];
+      for (int k = 0; k < N::segment; ++k) value[k] = row[skewed(N::lead + k, N::skew) * N::window_x];
     }
   };
 
@@ -146,8 +138,8 @@ struct NarrowProducts {
     const float* x = window + slot.group * N::window_g +
                      slot.at[0] * static_cast<int>(C::step(0)) * N::window_z +
                      slot.at[1] * static_cast<int>(C::step(1)) * N::window_y +
-                     Types::skewed(slot.at[2] * static_cast<int>(C::step(2)), N::skew) * N::window_x;
-    const float* w = weights + slot.group * Types::group_outputs + slot.output;
+                     skewed(slot.at[2] * static_cast<int>(C::step(2)), N::skew) * N::window_x;
+    const float* w = weights + slot.group * group_outputs + slot.output;
     const int left = C::in_channels - first_input;
     const int count = left < N::inputs ? left : N::inputs;
 #pragma unroll 1

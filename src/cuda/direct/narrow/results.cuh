@@ -5,26 +5,9 @@
 
 namespace onepass {
 
-template <class Types>
-struct NarrowResults {
-  using C = typename Types::C;
-  using N = typename Types::Numbers;
-  using Tail = typename Types::Tail;
-  using After = typename Tail::After;
-  using Input = typename Tail::Input;
-  using Output = typename Tail::Output;
-  using Tile = typename Types::Tile;
-  using Slot = typename Types::Slot;
-  using Parts = typename Types::Parts;
-  using ResultChannel = typename Types::ResultChannel;
-  using Sums = typename Types::Sums;
-  static constexpr int x_classes = Types::x_classes;
-  static constexpr int cells = Types::cells;
-  static constexpr int channels = Types::channels;
-  static constexpr int group_outputs = Types::group_outputs;
-  static constexpr int box_outputs = Types::box_outputs;
-
-  const typename Types::Parameters& p;
+template <class C, class Tail, class N>
+struct NarrowTypes<C, Tail, N>::Results {
+  const Parameters& p;
   float* results;  // shared
 
   __device__ __forceinline__ float bias(int channel) const {
@@ -35,7 +18,7 @@ struct NarrowResults {
   __device__ __forceinline__ void keep(const Tile& tile, const Slot& slot, const Sums& sums) const {
     float* to = results + (slot.group * group_outputs + slot.output) * N::result_c +
                 slot.at[0] * N::result_z + slot.at[1] * N::result_y +
-                Types::skewed(slot.at[2] * x_classes, N::result_skew) * N::result_x;
+                skewed(slot.at[2] * x_classes, N::result_skew) * N::result_x;
 #pragma unroll
     for (int o = 0; o < N::outputs; ++o) {
       const ResultChannel at(tile, slot.group * group_outputs + slot.output + o);
@@ -44,7 +27,7 @@ struct NarrowResults {
       for (int q = 0; q < N::rows; ++q) {
 #pragma unroll
         for (int i = 0; i < cells; ++i)
-          to[o * N::result_c + q * N::result_y + Types::skewed(i, N::result_skew) * N::result_x] =
+          to[o * N::result_c + q * N::result_y + skewed(i, N::result_skew) * N::result_x] =
               sums[o][q][i] + added;
       }
     }
@@ -52,19 +35,19 @@ struct NarrowResults {
 
   // The same where a weight is not finite: zeros outside the input must not meet it. One by one.
   __device__ void keep_careful(const Tile& tile) const {
-    constexpr int count = channels * Types::box[0] * Types::box[1] * box_outputs;
+    constexpr int count = channels * box[0] * box[1] * box_outputs;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
       Parts parts{static_cast<unsigned>(i)};
       const int x = parts.take(box_outputs);
-      const int y = parts.take(Types::box[1]);
-      const int z = parts.take(Types::box[0]);
+      const int y = parts.take(box[1]);
+      const int z = parts.take(box[0]);
       const auto own = static_cast<int>(parts.rest);
       const int r[3] = {tile.r[0], tile.r[1], x % x_classes};
       const int cell[3] = {tile.cell[0] + z, tile.cell[1] + y, tile.cell[2] + x / x_classes};
       const ResultChannel at(tile, own);
       results[own * N::result_c + z * N::result_z + y * N::result_y +
-              Types::skewed(x, N::result_skew) * N::result_x] =
+              skewed(x, N::result_skew) * N::result_x] =
           at.in_range ? careful_sum(tile.n, at.channel, r, cell) + bias(at.channel) : 0.0f;
     }
   }
@@ -97,7 +80,7 @@ struct NarrowResults {
                                 at[0] * C::input_stride(2) + at[1] * C::input_stride(3) +
                                 at[2] * C::input_stride(4);
             const float x = load_one<Input>(p.input, index);
-            sum = fmaf(NarrowStaging<Types>{p}.weight(group, output, c, tap(0, m0) + tap(1, m1) + tap(2, m2)),
+            sum = fmaf(Staging{p}.weight(group, output, c, tap(0, m0) + tap(1, m1) + tap(2, m2)),
                        C::rounds_to_tf32 ? round_operand<C>(x) : x, sum);
           }
         }
@@ -137,11 +120,11 @@ struct NarrowResults {
       index = tile.n * C::stride(0);
       if constexpr (N::output_interleaved) {
         const int x = parts.take(box_outputs);
-        go_along(2, Types::skewed(x, N::result_skew) * N::result_x, tile.cell[2] * x_classes + x);
+        go_along(2, skewed(x, N::result_skew) * N::result_x, tile.cell[2] * x_classes + x);
       }
-      const int y = parts.take(Types::box[1]);
+      const int y = parts.take(box[1]);
       go_along(1, y * N::result_y, tile.r[1] + static_cast<int>(C::classes(1)) * (tile.cell[1] + y));
-      const int z = parts.take(Types::box[0]);
+      const int z = parts.take(box[0]);
       go_along(0, z * N::result_z, tile.r[0] + static_cast<int>(C::classes(0)) * (tile.cell[0] + z));
       if constexpr (!N::output_interleaved) {
         const auto own = static_cast<int>(parts.rest);
@@ -175,7 +158,7 @@ struct NarrowResults {
     }
 
     static __device__ __forceinline__ int place(int at) {
-      return N::output_interleaved ? at * N::result_c : Types::skewed(at, N::result_skew) * N::result_x;
+      return N::output_interleaved ? at * N::result_c : skewed(at, N::result_skew) * N::result_x;
     }
   };
 
@@ -183,8 +166,8 @@ struct NarrowResults {
   __device__ __forceinline__ void store(const Tile& tile) const {
     constexpr int vector = N::output_vector;
     constexpr int vectors = (N::output_interleaved ? channels : box_outputs) / vector;
-    constexpr int count = Types::box[0] * Types::box[1] * (N::output_interleaved ? box_outputs : channels);
-    using Copy = typename Types::template Rows<vectors, N::store_lanes>;
+    constexpr int count = box[0] * box[1] * (N::output_interleaved ? box_outputs : channels);
+    using Copy = Rows<vectors, N::store_lanes>;
     using Values = ChannelValues<After, N::output_interleaved ? vector : 1>;
     const Operands operands{p.parameter, Aligned ? ~uint64{0} : 0};
     if (Copy::first() >= Copy::at_once) return;

@@ -5,15 +5,9 @@
 
 namespace onepass {
 
-template <class Types>
-struct NarrowStaging {
-  using C = typename Types::C;
-  using N = typename Types::Numbers;
-  using Tile = typename Types::Tile;
-  using Parts = typename Types::Parts;
-  using Input = typename Types::Tail::Input;
-
-  const typename Types::Parameters& p;
+template <class C, class Tail, class N>
+struct NarrowTypes<C, Tail, N>::Staging {
+  const Parameters& p;
 
   // A row of the window, in memory and in shared memory.
   struct WindowRow {
@@ -67,7 +61,7 @@ struct NarrowStaging {
 
     __device__ __forceinline__ int place(int k) const {
       const int at = first + k;
-      if constexpr (!N::input_interleaved) return Types::skewed(at, N::skew);
+      if constexpr (!N::input_interleaved) return skewed(at, N::skew);
       return N::groups == 1 ? at : at / N::inputs * N::window_g + at % N::inputs * N::window_c;
     }
   };
@@ -78,7 +72,7 @@ struct NarrowStaging {
     constexpr int vectors = (N::input_interleaved ? N::groups * N::inputs : N::window_size_x) / vector;
     constexpr int count = N::window_size_z * N::window_size_y *
                           (N::input_interleaved ? N::window_size_x : N::groups * N::inputs);
-    using Copy = typename Types::template Rows<vectors, N::stage_lanes>;
+    using Copy = Rows<vectors, N::stage_lanes>;
     const int origin[3] = {tile.origin(0), tile.origin(1), tile.origin(2)};
     if (Copy::first() >= Copy::at_once) return;
 #pragma unroll 1
@@ -148,14 +142,14 @@ struct NarrowStaging {
   // finite.
   __device__ __forceinline__ bool stage_weights(const Tile& tile, int first_input, float* to) const {
     bool are_finite = true;
-    constexpr int count = Types::channels * N::inputs * C::taps;
+    constexpr int count = channels * N::inputs * C::taps;
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
       Parts parts{static_cast<unsigned>(i)};
       const auto take = [&](int of) { return parts.take(of); };
       const int t = take(C::taps);
-      const int first = take(C::transposed ? Types::group_outputs : N::inputs);
-      const int second = take(C::transposed ? N::inputs : Types::group_outputs);
+      const int first = take(C::transposed ? group_outputs : N::inputs);
+      const int second = take(C::transposed ? N::inputs : group_outputs);
       const int c = C::transposed ? second : first;
       const int o = C::transposed ? first : second;
       const auto g = static_cast<int>(parts.rest);
@@ -166,7 +160,7 @@ struct NarrowStaging {
       if (group < C::groups && output < C::channels && input < C::in_channels)
         value = weight(group, output, input, t);
       are_finite &= fabsf(value) <= 3.402823466e+38f;
-      to[c * N::weight_c + t * N::weight_t + g * Types::group_outputs + o] = value;
+      to[c * N::weight_c + t * N::weight_t + g * group_outputs + o] = value;
     }
     return are_finite;
   }

@@ -1,5 +1,5 @@
 // What the pieces of narrow.cuh share: the block's tile, a thread's part of it, and how rows of vectors are
-// copied.
+// copied. The pieces are nested classes, each defined in its own file.
 #pragma once
 
 #include "direct/parameters.cuh"
@@ -7,12 +7,16 @@
 
 namespace onepass {
 
-template <class Convolution, class TailOfBlock, class NumbersOfRow>
-struct NarrowTypes : KernelTypes<Convolution, TailOfBlock, NumbersOfRow> {
-  using C = Convolution;
-  using N = NumbersOfRow;
-  using Tail = TailOfBlock;
+template <class C, class Tail, class N>
+struct NarrowTypes {
+  struct Staging;   // staging.cuh
+  struct Products;  // products.cuh
+  struct Results;   // results.cuh
+
   using Parameters = NarrowParameters<Tail::parameters>;
+  using After = typename Tail::After;
+  using Input = typename Tail::Input;
+  using Output = typename Tail::Output;
 
   static constexpr int x_classes = static_cast<int>(C::classes(2));
   static constexpr int cells = N::positions * x_classes;  // outputs of a thread along x

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <set>
+#include <cstddef>
 #include <utility>
 
 #include "cuda/direct/narrow_numbers.h"
@@ -12,8 +12,8 @@ namespace onepass::cuda {
 
 template <class Place>
 int64_t NarrowNumbers::conflicts(const Place& place) const {
-  std::array<std::set<int64_t>, 32> banks;
-  size_t most = 1;
+  std::array<int64_t, 32> addresses{};
+  size_t used = 0;
   for (int64_t lane = 0; lane < std::min<int64_t>(32, used_threads()); ++lane) {
     int64_t rest = lane;
     const auto take = [&](int64_t count) { return std::exchange(rest, rest / count) % count; };
@@ -27,12 +27,16 @@ int64_t NarrowNumbers::conflicts(const Place& place) const {
     const int64_t y = take(slots[1]) * rows;
     const int64_t z = take(slots[0]);
     if (!input_interleaved) take_channels();
-    const int64_t address = place(group, output, std::array{z, y, x});
-    std::set<int64_t>& bank = banks[static_cast<size_t>(address % 32)];
-    bank.insert(address);  // equal ones are one
-    most = std::max(most, bank.size());
+    addresses[used++] = place(group, output, std::array{z, y, x});
   }
-  return static_cast<int64_t>(most);
+  std::sort(addresses.begin(), addresses.begin() + static_cast<std::ptrdiff_t>(used));
+  std::array<int64_t, 32> banks{};
+  int64_t most = 1;
+  for (size_t i = 0; i < used; ++i) {
+    if (i > 0 && addresses[i] == addresses[i - 1]) continue;  // one access
+    most = std::max(most, ++banks[static_cast<size_t>(addresses[i] % 32)]);
+  }
+  return most;
 }
 
 int64_t NarrowNumbers::load_conflicts(const ThinShape& shape) const {

@@ -141,8 +141,13 @@ struct NarrowNumbers::Search {
     set_counts(own);
     for (own.inputs = shape.in_channels;; own.inputs = divide_up(own.inputs, 2)) {
       if (lay_out(own)) {
-        predict(own);
-        if (best.threads == 0 || own.all_clocks < best.all_clocks) best = own;
+        const auto is_best = [&] { return best.threads == 0 || own.all_clocks < best.all_clocks; };
+        predict(own, 1, 1);
+        if (is_best()) {
+          own.pad_window(shape, gpu.shared_bytes_per_block);
+          predict(own, own.load_conflicts(shape), own.keep_conflicts(shape));
+          if (is_best()) best = own;
+        }
       }
       if (own.inputs == 1 || (own.groups > 1 && own.input_interleaved)) return;
     }
@@ -218,8 +223,8 @@ struct NarrowNumbers::Search {
   }
 
   // Clocks of a multiprocessor. An instruction of a warp takes a quarter of one, an access to shared memory
-  // one.
-  void predict(NarrowNumbers& own) const {
+  // one for each address in the same bank.
+  void predict(NarrowNumbers& own, int64_t load_conflicts, int64_t keep_conflicts) const {
     const auto number = [](int64_t value) { return static_cast<double>(value); };
     const ThinAxis& y = shape.axes[1];
     const auto warps = number(own.threads) / 32;
@@ -239,7 +244,9 @@ struct NarrowNumbers::Search {
         weight_loads * std::max(number(divide_up(own.outputs, 4)), number(lanes * own.outputs) / 32);
     const double issued = multiply_adds + x_loads + weight_loads * number(divide_up(own.outputs, 4)) +
                           8 * (own.rows == 1 ? read_rows : planes) + 12 * inputs;
-    const double compute = warps * std::max(issued / 4, x_loads + weight_waves) / 0.8;
+    const double compute =
+        warps * std::max(issued / 4, x_loads * number(load_conflicts) + weight_waves) / 0.8 +
+        warps * number(own.outputs * own.rows * own.positions * x_classes * keep_conflicts);
 
     const int64_t element = byte_size(problem.input.dtype);
     const int64_t positions_yz = own.window[0] * own.window[1];
@@ -355,7 +362,6 @@ NarrowNumbers::NarrowNumbers(const Problem& problem, const ThinShape& shape, con
     }
   }
   *this = best;
-  if (threads > 0) pad_window(shape, gpu.shared_bytes_per_block);
 }
 
 int64_t NarrowNumbers::shared_bytes(const ThinShape& shape) const {

@@ -17,7 +17,7 @@
 
 namespace onepass::testing {
 
-inline constexpr int64_t turns_in_all = 10;
+inline constexpr int64_t turns_in_all = 14;
 
 struct ProblemAndRow {
   Problem problem;

@@ -49,7 +49,8 @@ class GemmMma final : public WholeBlockKernel {
         << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
     if (workspace_.finishes())
       out << "second: values " << (workspace_.own_values() ? "of the workspace" : "of the output") << '\n';
-    out << "then: thin_cores for samples whose values overflow f16 or are not finite\n"
+    out << "then: thin_cores for samples whose values " << (n.halves ? "overflow f16 or " : "")
+        << "are not finite\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }

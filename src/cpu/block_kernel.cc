@@ -7,6 +7,7 @@
 #include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
+#include "cpu/indirect_convolution.h"
 #include "cpu/plane_convolution.h"
 
 namespace onepass::cpu {
@@ -43,6 +44,7 @@ std::unique_ptr<const Convolver> make_convolver(const Problem& problem, const Is
   if (lanes == Lanes::terms) return std::make_unique<GatheredConvolution>(problem, isa, cut);
   if (lanes == Lanes::groups) return std::make_unique<GroupConvolution>(problem, isa, cut);
   if (lanes == Lanes::planes) return std::make_unique<PlaneConvolution>(problem, isa, cut);
+  if (lanes == Lanes::positions) return std::make_unique<IndirectConvolution>(problem, isa, cut);
   return std::make_unique<ConvolutionStage>(problem, isa, lanes, cut, bound);
 }
 

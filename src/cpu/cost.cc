@@ -8,6 +8,7 @@
 #include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
+#include "cpu/indirect_convolution.h"
 #include "cpu/plane_convolution.h"
 
 namespace onepass::cpu {
@@ -60,6 +61,8 @@ constexpr double staged_row_ns = 2.5;
 constexpr double scattered_sum_ns = 0.5;
 constexpr double tile_call_ns = 30;
 constexpr double row_call_ns = 30;  // of a channel tile, beside its products
+constexpr double pointer_ns = 2;   // of a position and a tap
+constexpr double tile_run_ns = 4;  // of a tap of a register tile by pointers
 constexpr double panel_ns = 300;    // of handing a panel of sums on through the steps
 
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
@@ -131,7 +134,18 @@ double plane_seconds(const Rates& rate, const PlaneConvolution& convolution) {
          static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
 }
 
+// Convolutions by pointers to positions. Inputs that are not in channels last are turned.
+double indirect_seconds(const Rates& rate, const IndirectConvolution& convolution) {
+  const double products = 2 * convolution.padded_multiply_adds() / (1.12 * rate.channel_tile_flops);
+  return products + convolution.packed_weights() * rate.pack_ns * 1e-9 +
+         convolution.staged_elements() * 1.5 * rate.move_ns * 1e-9 +
+         convolution.pointers() * pointer_ns * 1e-9 + convolution.tile_runs() * tile_run_ns * 1e-9;
+}
+
 double convolution_seconds(const Rates& rate, const Convolver& convolution) {
+  if (const auto* indirect = dynamic_cast<const IndirectConvolution*>(&convolution)) {
+    return indirect_seconds(rate, *indirect);
+  }
   if (const auto* gathered = dynamic_cast<const GatheredConvolution*>(&convolution)) {
     return gathered_seconds(rate, *gathered);
   }

@@ -19,7 +19,8 @@ namespace onepass::cpu {
 ONEPASS_DECLARE_FOR_TARGETS(void fill_steps(Isa& isa); void fill_statistics(Isa& isa);
                             void fill_transfers(Isa& isa); void fill_gradient(Isa& isa);
                             void fill_slab_gradient(Isa& isa); void fill_convolution(Isa& isa);
-                            void fill_dot_tile(Isa& isa); void fill_group_tile(Isa& isa);)
+                            void fill_dot_tile(Isa& isa); void fill_indirect_tile(Isa& isa);
+                            void fill_group_tile(Isa& isa);)
 
 namespace {
 
@@ -42,6 +43,7 @@ std::vector<const Isa*> make_isas() {
     ONEPASS_FOR_TARGET(target, fill_slab_gradient(*isa));
     ONEPASS_FOR_TARGET(target, fill_convolution(*isa));
     ONEPASS_FOR_TARGET(target, fill_dot_tile(*isa));
+    ONEPASS_FOR_TARGET(target, fill_indirect_tile(*isa));
     ONEPASS_FOR_TARGET(target, fill_group_tile(*isa));
     if (isa->load == nullptr) continue;
     result.push_back(isa.get());

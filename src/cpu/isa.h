@@ -199,6 +199,29 @@ struct DotTileArguments {
   const float* bias = nullptr;  // not null, also where it is not added
 };
 
+// Some positions times one tile of output channels, lanes along channels, where a position's input channels
+// are contiguous:
+//   sums[rows[p] * sums_stride + o] (+)= bias[o] + sum over runs r and channels c of
+//     x[r * x_stride + p][c] * weights[(r * channels + c) * tile + o]
+// Here tile = vectors * lanes. A run is a tap: positions have a pointer for each. Runs that meet `zeros` at
+// all positions of a register tile are left out.
+struct IndirectTileArguments {
+  const float* const* x = nullptr;
+  int64_t x_stride = 0;
+  int64_t x_shift = 0;  // added to each of the pointers but `zeros`
+  const float* zeros = nullptr;  // null: there are none
+  int64_t runs = 0;
+  int64_t channels = 0;
+  const float* weights = nullptr;
+  float* sums = nullptr;
+  int64_t sums_stride = 0;
+  const int32_t* rows = nullptr;
+  int64_t positions = 0;
+  int vectors = 1;
+  bool add = false;             // to what sums holds, without a bias; else it is overwritten
+  const float* bias = nullptr;  // not null, also where it is not added
+};
+
 // Pixels of the channels of some groups, for lanes of several groups:
 //   to[p * to_stride + i * channel_stride + l] = from[p * from_stride + group of lane l * group_channels + i]
 // Lane 0 is lane `first_lane` of the first group. Up to a vector behind `from` may be read.
@@ -268,6 +291,7 @@ struct Isa {
   void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;
   void (*pixel_tile)(const PixelTileArguments& arguments) = nullptr;
   void (*dot_tile)(const DotTileArguments& arguments) = nullptr;
+  void (*indirect_tile)(const IndirectTileArguments& arguments) = nullptr;
   void (*spread)(const SpreadArguments& arguments) = nullptr;
   void (*group_tile)(const GroupTileArguments& arguments) = nullptr;
   void (*group_gradient)(const GroupGradientArguments& arguments) = nullptr;

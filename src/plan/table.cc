@@ -13,6 +13,7 @@ extern const Strategy cpu_tail_slabs;
 extern const Strategy cpu_conv_term_lanes;
 extern const Strategy cpu_conv_group_lanes;
 extern const Strategy cpu_conv_planes;
+extern const Strategy cpu_conv_indirect;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
@@ -70,6 +71,7 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cpu_conv_term_lanes,
       &cpu_conv_group_lanes,
       &cpu_conv_planes,
+      &cpu_conv_indirect,
       &cpu_tail_slabs,
       &cpu_tail,
       &reference_strategy,

@@ -61,6 +61,7 @@ constexpr double staged_row_ns = 2.5;
 constexpr double scattered_sum_ns = 0.5;
 constexpr double tile_call_ns = 30;
 constexpr double row_call_ns = 30;  // of a channel tile, beside its products
+constexpr double position_ns = 8;  // that is read by pointers
 constexpr double pointer_ns = 2;   // of a position and a tap
 constexpr double tile_run_ns = 4;  // of a tap of a register tile by pointers
 constexpr double panel_ns = 300;    // of handing a panel of sums on through the steps
@@ -139,7 +140,8 @@ double indirect_seconds(const Rates& rate, const IndirectConvolution& convolutio
   const double products = 2 * convolution.padded_multiply_adds() / (1.12 * rate.channel_tile_flops);
   return products + convolution.packed_weights() * rate.pack_ns * 1e-9 +
          convolution.staged_elements() * 1.5 * rate.move_ns * 1e-9 +
-         convolution.pointers() * pointer_ns * 1e-9 + convolution.tile_runs() * tile_run_ns * 1e-9;
+         convolution.pointers() * pointer_ns * 1e-9 + convolution.tile_runs() * tile_run_ns * 1e-9 +
+         convolution.positions() * position_ns * 1e-9;
 }
 
 double convolution_seconds(const Rates& rate, const Convolver& convolution) {

@@ -2,6 +2,7 @@
 #include "cpu/indirect_convolution.h"
 
 #include <algorithm>
+#include <map>
 #include <sstream>
 
 namespace onepass::cpu {
@@ -79,6 +80,7 @@ IndirectConvolution::IndirectConvolution(const Problem& problem, const Isa& isa,
   choose_blocks(cut);
   choose_segments(cut, problem.device.threads);
   build_classes();
+  build_kinds();
   lay_out_worker();
 }
 
@@ -150,6 +152,40 @@ void IndirectConvolution::build_classes() {
   }
   bias_at_ = packed_floats_;
   packed_floats_ += group_count_ * group_outputs_ + isa_.lanes * isa_.max_tile_vectors;  // read by tiles
+}
+
+void IndirectConvolution::build_kinds() {
+  for (size_t i = 0; i < 3; ++i) {
+    const Axis& axis = axes_[i];
+    AxisOutputs& outputs = outputs_[i];
+    std::map<std::array<int64_t, 3>, int64_t> found;  // class and taps
+    for (int64_t o = 0; o < axis.out; ++o) {
+      const int64_t of_class = o % axis.class_stride();
+      const int64_t first = o / axis.class_stride() * axis.step();
+      const std::vector<Tap> taps = axis.taps(of_class);
+      int64_t begin = 0;
+      int64_t inside = 0;
+      for (const Tap& tap : taps) {
+        const int64_t position = first + tap.offset;
+        if (position >= 0 && position < axis.in) ++inside;
+        if (inside == 0) ++begin;
+      }
+      const auto count = static_cast<int64_t>(found.size());
+      const auto [at, is_new] = found.insert({{of_class, begin, inside}, count});
+      if (is_new) outputs.class_of_kind.push_back(of_class);
+      outputs.kind.push_back(at->second);
+      outputs.first.push_back(first);
+    }
+  }
+  kinds_.resize(classes_.size());
+  size_t kind = 0;
+  for (const int64_t d : outputs_[0].class_of_kind) {
+    for (const int64_t h : outputs_[1].class_of_kind) {
+      for (const int64_t w : outputs_[2].class_of_kind) {
+        kinds_[static_cast<size_t>((d * axes_[1].classes() + h) * axes_[2].classes() + w)].push_back(kind++);
+      }
+    }
+  }
 }
 
 void IndirectConvolution::lay_out_worker() {
@@ -232,8 +268,7 @@ double IndirectConvolution::padded_multiply_adds() const {
     }
   }
   double total = channels * static_cast<double>(batch_ * group_inputs_);
-  const bool skips_rows = axes_[2].out >= 2 * tile_positions;
-  for (size_t i = 0; i < 3; ++i) total *= static_cast<double>(axes_[i].products(i < 2 && skips_rows));
+  for (const Axis& axis : axes_) total *= static_cast<double>(axis.products(true));
   return total;
 }
 

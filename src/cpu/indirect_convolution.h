@@ -38,8 +38,9 @@ class IndirectConvolution final : public Convolver {
   double read_weights() const override;
   double staged_elements() const override;
   bool in_place() const override { return in_place_; }
-  // Pointers that tasks write, runs of channels that register tiles multiply, and weights that are packed, for
-  // the cost.
+  // For the cost: positions, pointers that tasks write, runs of channels that register tiles multiply, and
+  // weights that are packed.
+  double positions() const { return static_cast<double>(batch_ * group_count_ * pixels_); }
   double pointers() const;
   double tile_runs() const;
   double packed_weights() const;
@@ -61,6 +62,12 @@ class IndirectConvolution final : public Convolver {
     int64_t first_term = 0;       // in what is packed of a tile
 
     int64_t tap_count() const { return static_cast<int64_t>(kernel.size()); }
+  };
+  // Outputs along an axis, by the taps they meet inside the input: kinds of a class and a range of its taps.
+  struct AxisOutputs {
+    std::vector<int64_t> kind;             // of each output
+    std::vector<int64_t> first;            // input position that offsets of its taps count from
+    std::vector<int64_t> class_of_kind;
   };
   struct Tile {
     int64_t first = 0;  // channel of the segment
@@ -92,13 +99,14 @@ class IndirectConvolution final : public Convolver {
   void choose_blocks(int64_t cut);
   void choose_segments(int64_t cut, int64_t threads);
   void build_classes();
+  void build_kinds();
   void lay_out_worker();
   Memory memory_of(float* worker) const;
 
   Range pixels_of(int64_t block) const { return even_part(pixels_, block_count_, block); }
   std::array<int64_t, 3> place_of(int64_t pixel) const;
-  size_t class_of(const std::array<int64_t, 3>& place) const;
-  std::vector<int64_t> class_sizes(Range pixels) const;
+  size_t kind_of(const std::array<int64_t, 3>& place) const;
+  std::vector<int64_t> kind_sizes(Range pixels) const;
   int64_t tile_count(const Segment& segment) const;
   Tile tile_at(const Segment& segment, int64_t index) const;
   int64_t chunk_count(const OutputClass& output_class) const;
@@ -111,7 +119,7 @@ class IndirectConvolution final : public Convolver {
   void pack_tile(const void* weights, const Segment& segment, const Tile& tile, float* to) const;
   void stage(const Arguments& arguments, const ConvolutionTask& task, float* window) const;
   void point(const Arguments& arguments, const ConvolutionTask& task, const std::vector<int64_t>& sizes,
-             const Memory& memory) const;
+             const std::vector<Positions>& positions, const Memory& memory) const;
   void multiply(const Positions& positions, Range part, const Tile& tile, const Chunk& chunk,
                 const float* weights, const float* bias, const Memory& memory, int64_t sums_stride) const;
   void fill_with_bias(const Positions& positions, int64_t channels, const float* bias, const Memory& memory,
@@ -130,6 +138,9 @@ class IndirectConvolution final : public Convolver {
   int64_t output_stride_ = 0, input_stride_ = 0, tap_stride_ = 0;
   std::array<Axis, 3> axes_;
   std::vector<OutputClass> classes_;
+  std::array<AxisOutputs, 3> outputs_;
+  // Kinds of all axes together, by class: positions that leave out the same taps are neighbours in a tile.
+  std::vector<std::vector<size_t>> kinds_;
   int64_t most_taps_ = 0;  // of a class
   int64_t terms_ = 0;      // of all classes
 

@@ -117,35 +117,52 @@ void IndirectConvolution::stage(const Arguments& arguments, const ConvolutionTas
   }
 }
 
-// Positions of each class in a block of pixels.
-std::vector<int64_t> IndirectConvolution::class_sizes(Range pixels) const {
-  std::vector<int64_t> sizes(classes_.size(), 0);
-  Place place{place_of(pixels.begin)};
-  for (int64_t p = pixels.begin; p < pixels.end; ++p, place.step(axes_)) ++sizes[class_of(place.at)];
-  return sizes;
-}
-
 std::array<int64_t, 3> IndirectConvolution::place_of(int64_t pixel) const {
   const int64_t line = pixel / axes_[2].out;
   return {line / axes_[1].out, line % axes_[1].out, pixel % axes_[2].out};
 }
 
-size_t IndirectConvolution::class_of(const std::array<int64_t, 3>& place) const {
-  int64_t index = 0;
-  for (size_t i = 0; i < 3; ++i) index = index * axes_[i].classes() + place[i] % axes_[i].class_stride();
-  return static_cast<size_t>(index);
+size_t IndirectConvolution::kind_of(const std::array<int64_t, 3>& place) const {
+  size_t kind = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    kind = kind * outputs_[i].class_of_kind.size() +
+           static_cast<size_t>(outputs_[i].kind[static_cast<size_t>(place[i])]);
+  }
+  return kind;
 }
 
-// [class][tap][position], and for each position its row of sums.
+// Positions of each kind in a block of pixels.
+std::vector<int64_t> IndirectConvolution::kind_sizes(Range pixels) const {
+  size_t count = 1;
+  for (const AxisOutputs& outputs : outputs_) count *= outputs.class_of_kind.size();
+  std::vector<int64_t> sizes(count, 0);
+  if (count == 1) {
+    sizes[0] = pixels.size();
+    return sizes;
+  }
+  Place place{place_of(pixels.begin)};
+  for (int64_t p = pixels.begin; p < pixels.end; ++p, place.step(axes_)) ++sizes[kind_of(place.at)];
+  return sizes;
+}
+
+// [class][tap][position], and for each position its row of sums. Positions of a class are in the order of their
+// kinds.
 void IndirectConvolution::point(const Arguments& arguments, const ConvolutionTask& task,
-                                const std::vector<int64_t>& sizes, const Memory& memory) const {
+                                const std::vector<int64_t>& sizes, const std::vector<Positions>& positions,
+                                const Memory& memory) const {
   const Range pixels = pixels_of(task.block);
   const int64_t samples = task.samples.size();
-  std::vector<int64_t> row_at(classes_.size(), 0);
-  std::vector<int64_t> pointer_at(classes_.size(), 0);
-  for (size_t k = 1; k < classes_.size(); ++k) {
-    row_at[k] = row_at[k - 1] + samples * sizes[k - 1];
-    pointer_at[k] = pointer_at[k - 1] + samples * sizes[k - 1] * classes_[k - 1].tap_count();
+  struct Next {
+    const Positions* positions;
+    int64_t at;
+  };
+  std::vector<Next> next(sizes.size());
+  for (size_t k = 0; k < classes_.size(); ++k) {
+    int64_t at = 0;
+    for (const size_t kind : kinds_[k]) {
+      next[kind] = {&positions[k], at};
+      at += samples * sizes[kind];
+    }
   }
   std::array<int64_t, 3> strides = input_.strides;
   if (!in_place_) {
@@ -161,24 +178,24 @@ void IndirectConvolution::point(const Arguments& arguments, const ConvolutionTas
     }
     Place place{place_of(pixels.begin)};
     for (int64_t p = 0; p < pixels.size(); ++p, place.step(axes_)) {
-      const size_t k = class_of(place.at);
-      const OutputClass& output_class = classes_[k];
+      Next& slot = next[kind_of(place.at)];
+      const Positions& of = *slot.positions;
       std::array<int64_t, 3> first{};
-      for (size_t i = 0; i < 3; ++i) first[i] = place.at[i] / axes_[i].class_stride() * axes_[i].step();
-      memory.rows[row_at[k]++] = static_cast<int32_t>(s * pixels.size() + p);
-      const float** to = memory.pointers + pointer_at[k]++;
-      for (const Tap& depth : output_class.taps[0]) {
+      for (size_t i = 0; i < 3; ++i) first[i] = outputs_[i].first[static_cast<size_t>(place.at[i])];
+      memory.rows[of.rows - memory.rows + slot.at] = static_cast<int32_t>(s * pixels.size() + p);
+      const float** to = memory.pointers + (of.pointers - memory.pointers) + slot.at++;
+      for (const Tap& depth : of.output_class->taps[0]) {
         const int64_t d = first[0] + depth.offset;
         const bool has_plane = d >= 0 && d < axes_[0].in;
-        for (const Tap& height : output_class.taps[1]) {
+        for (const Tap& height : of.output_class->taps[1]) {
           const int64_t h = first[1] + height.offset;
           const bool has_line = has_plane && h >= 0 && h < axes_[1].in;
           const float* line = base + d * strides[0] + h * strides[1];
-          for (const Tap& width : output_class.taps[2]) {
+          for (const Tap& width : of.output_class->taps[2]) {
             const int64_t w = first[2] + width.offset;
             const bool inside = has_line && w >= 0 && w < axes_[2].in;
             *to = inside ? line + w * strides[2] : memory.zeros;
-            to += samples * sizes[k];
+            to += of.count;
           }
         }
       }
@@ -224,23 +241,26 @@ void IndirectConvolution::run(const Arguments& arguments, const float* packed, f
   const Segment& segment = segments_[task.segment];
   const Range pixels = pixels_of(task.block);
   const Memory memory = memory_of(worker);
-  const std::vector<int64_t> sizes = class_sizes(pixels);
-  if (!task.window_is_staged) {
-    if (!in_place_) stage(arguments, task, memory.window);
-    std::fill_n(memory.zeros, zero_floats_, 0.0f);
-    point(arguments, task, sizes, memory);
-  }
   const float* bias = packed + bias_at_ + segment.channels.begin;
   const int64_t stride = padded_channels(segment.channels.size());
+  const std::vector<int64_t> sizes = kind_sizes(pixels);
   std::vector<Positions> positions;
   const float* const* pointers = memory.pointers;
   const int32_t* rows = memory.rows;
   for (size_t k = 0; k < classes_.size(); ++k) {
-    const int64_t count = task.samples.size() * sizes[k];
+    int64_t count = 0;
+    for (const size_t kind : kinds_[k]) count += task.samples.size() * sizes[kind];
     positions.push_back({&classes_[k], pointers, rows, count});
     pointers += count * classes_[k].tap_count();
     rows += count;
-    if (classes_[k].tap_count() == 0) fill_with_bias(positions.back(), stride, bias, memory, stride);
+  }
+  if (!task.window_is_staged) {
+    if (!in_place_) stage(arguments, task, memory.window);
+    std::fill_n(memory.zeros, zero_floats_, 0.0f);
+    point(arguments, task, sizes, positions, memory);
+  }
+  for (const Positions& of : positions) {
+    if (of.output_class->tap_count() == 0) fill_with_bias(of, stride, bias, memory, stride);
   }
   const int64_t tiles = tile_count(segment);
   for (int64_t i = 0; packs_at_use_ && i < tiles; ++i) {

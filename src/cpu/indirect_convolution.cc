@@ -19,6 +19,8 @@ constexpr int64_t min_panel_pixels = 96;
 // A sample that is turned as a whole stays in L2, or nearly.
 constexpr int64_t max_window_floats = 256 * 1024;
 constexpr int64_t max_pointers = int64_t{1} << 22;
+// Chains of this many terms are as long as the longest of ConvolutionStage.
+constexpr int64_t max_run_terms = max_chain_terms + max_chain_terms / 2;
 constexpr int64_t max_classes = 4096;
 constexpr int64_t floats_per_pointer = 2;
 
@@ -76,7 +78,7 @@ IndirectConvolution::IndirectConvolution(const Problem& problem, const Isa& isa,
     const Range window = axis.window({0, axis.out});
     has_border_ |= window.begin < 0 || window.end > axis.in;
   }
-  channel_parts_ = ceil_div(group_inputs_, max_chain_terms);
+  channel_parts_ = ceil_div(group_inputs_, max_run_terms);
   choose_blocks(cut);
   choose_segments(cut, problem.device.threads);
   build_classes();
@@ -197,7 +199,7 @@ void IndirectConvolution::lay_out_worker() {
     if (window_pitch_ % 256 == 0) window_pitch_ += 16;
     window_floats_ = round_up(samples_per_task_ * sample * window_pitch_, 16);
   }
-  if (has_border_) zero_floats_ = round_up(std::min(group_inputs_, max_chain_terms), 16);
+  if (has_border_) zero_floats_ = round_up(std::min(group_inputs_, max_run_terms), 16);
   sum_floats_ = round_up(positions * padded_channels(max_segment_channels_), 16);
   const int64_t widest = std::min(padded_channels(max_segment_channels_), isa_.lanes * isa_.max_tile_vectors);
   if (packs_at_use_) tile_floats_ = round_up(terms_ * widest, 16);

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t turned_floats = 4 * 1024;
 constexpr int64_t turned_pixels = 64;
 // Inputs of a chunk that stay in L1 while the tiles of all channels pass over them.
-constexpr int64_t l1_floats = 8 * 1024;
+constexpr int64_t l1_floats = 6 * 1024;
 constexpr int64_t least_positions = 10;
 
 // The indices of an output along the three axes, one behind another.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "block/spec_checks.h"
 #include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
@@ -75,7 +76,13 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
   units_.per_sample = middle_ == Middle::slab ? units_of_sample(group_count_, channels_ * pixels_) : 1;
   units_.channels = channels_ / units_.per_sample;
   if (lanes) {
-    convolution_ = make_convolver(problem, isa, *lanes, units_.channels, wants_bound(isa, chain_));
+    // Weights in channels last are read by pointers to positions alone; for others they are copied to f32.
+    Problem convolved = problem;
+    if (*lanes != Lanes::positions && lies_channels_last(problem.parameters[0])) {
+      convolved.parameters[0] = TensorSpec::dense(DType::f32, problem.parameters[0].sizes);
+      copied_weights_ = element_count(problem.parameters[0].sizes);
+    }
+    convolution_ = make_convolver(convolved, isa, *lanes, units_.channels, wants_bound(isa, chain_));
   }
   choose_passes();
   choose_wave();
@@ -154,6 +161,7 @@ void BlockKernel::lay_out_workspace() {
   WorkspaceLayout layout(chain_.workspace_floats);
   const int64_t slack = Chain::slack();
   if (convolution_) packed_at_ = layout.take(convolution_->packed_floats());
+  if (copied_weights_ > 0) weights_at_ = layout.take(copied_weights_);
   const int64_t blocks = std::max(first_.statistics_blocks, second_.statistics_blocks);
   if (statistics_) statistics_at_ = layout.take(wave_units_ * blocks * 2 * units_.channels);
   if (problem_.block.norm() != nullptr)

@@ -50,6 +50,8 @@ class BlockKernel final : public Kernel {
   void run(const Arguments& arguments, void* workspace, Executor& executor) const override;
 
   const Convolver* convolution() const { return convolution_.get(); }
+  // Weights of the convolution that are copied before, for the cost.
+  int64_t copied_weights() const { return copied_weights_; }
   // Panels of the convolution change orientation before the steps.
   bool turns_panels() const {
     return convolution_ != nullptr && first_.orientation != convolution_->orientation();
@@ -91,6 +93,8 @@ class BlockKernel final : public Kernel {
   bool stores_turned() const;
   void choose_wave();
   void lay_out_workspace();
+  void copy_weights(const void* weights, float* to, Executor& executor) const;
+  void run_waves(const Arguments& arguments, void* workspace, Executor& executor) const;
 
   int64_t unit_count() const { return batch_ * units_.per_sample; }
   Endpoint middle_of(const Call& call, int64_t unit) const;
@@ -147,9 +151,10 @@ class BlockKernel final : public Kernel {
   Units units_;
   int64_t wave_units_ = 1;
   int64_t panel_floats_ = 0;
+  int64_t copied_weights_ = 0;
 
   // Offsets into the workspace, in floats.
-  int64_t packed_at_ = 0, statistics_at_ = 0, coefficients_at_ = 0, slab_at_ = 0;
+  int64_t weights_at_ = 0, packed_at_ = 0, statistics_at_ = 0, coefficients_at_ = 0, slab_at_ = 0;
   int64_t workers_at_ = 0, worker_floats_ = 0;
   int64_t workspace_floats_ = 0;
 };

@@ -64,6 +64,35 @@ BlockKernel::Endpoint BlockKernel::middle_of(const Call& call, int64_t unit) con
 
 void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& executor) const {
   if (batch_ == 0) return;
+  if (copied_weights_ == 0) return run_waves(arguments, workspace, executor);
+  Arguments copied = arguments;
+  float* weights = static_cast<float*>(workspace) + weights_at_;
+  copy_weights(arguments.parameters[0], weights, executor);
+  copied.parameters[0] = weights;
+  run_waves(copied, workspace, executor);
+}
+
+// [tap][channel] becomes [channel][tap] for each of the outermost channels.
+void BlockKernel::copy_weights(const void* weights, float* to, Executor& executor) const {
+  const TensorSpec& spec = problem_.parameters[0];
+  const int64_t outer = spec.sizes[0];
+  const int64_t inner = spec.sizes[1];
+  const int64_t taps = copied_weights_ / outer / inner;
+  executor.for_each(outer, [&](int64_t i, int) {
+    TransferArguments t;
+    t.panel = to + i * inner * taps;
+    t.panel_stride = taps;
+    t.rows = inner;
+    t.cols = taps;
+    t.tensor = const_cast<char*>(static_cast<const char*>(weights)) + i * inner * taps * byte_size(spec.dtype);
+    t.dtype = spec.dtype;
+    t.row_stride = 1;
+    t.col_stride = inner;
+    isa_.load(t);
+  });
+}
+
+void BlockKernel::run_waves(const Arguments& arguments, void* workspace, Executor& executor) const {
   Call call{arguments, static_cast<float*>(workspace), 0};
   chain_.load_parameters(problem_, arguments.parameters, call.floats);
   if (convolution_) {

@@ -64,6 +64,7 @@ constexpr double row_call_ns = 30;  // of a channel tile, beside its products
 constexpr double position_ns = 8;  // that is read by pointers
 constexpr double pointer_ns = 2;   // of a position and a tap
 constexpr double tile_run_ns = 4;  // of a tap of a register tile by pointers
+constexpr double copied_weight_ns = 0.7;  // from channels last
 constexpr double panel_ns = 300;    // of handing a panel of sums on through the steps
 
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
@@ -298,6 +299,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   if (const Convolver* convolution = kernel.convolution()) {
     seconds += convolution_seconds(rate, *convolution);
     seconds += panels_of(problem, *convolution) * panel_ns * 1e-9;
+    seconds += static_cast<double>(kernel.copied_weights()) * copied_weight_ns * 1e-9;
   }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   seconds = std::max(seconds, bytes / rate.bytes_per_second);

@@ -5,6 +5,8 @@
 #include <map>
 #include <sstream>
 
+#include "block/spec_checks.h"
+
 namespace onepass::cpu {
 namespace {
 
@@ -24,7 +26,7 @@ constexpr int64_t max_run_terms = max_chain_terms + max_chain_terms / 2;
 constexpr int64_t max_classes = 4096;
 constexpr int64_t floats_per_pointer = 2;
 
-bool lies_channels_last(const TensorMap& map) { return map.dtype == DType::f32 && map.channel_stride == 1; }
+bool is_in_place(const TensorMap& map) { return map.dtype == DType::f32 && map.channel_stride == 1; }
 
 bool are_identities(const std::array<Axis, 3>& axes) {
   return std::all_of(axes.begin(), axes.end(), [](const Axis& axis) { return axis.is_identity(); });
@@ -49,7 +51,7 @@ std::string IndirectConvolution::refusal(const Problem& problem) {
   if (taps * task_positions * class_total(axes) > max_pointers) return "the kernel has too many taps";
   const TensorMap input(problem.input);
   const int64_t floats = conv.in_channels / conv.groups * input.pixels();
-  if (!lies_channels_last(input) && !are_identities(axes) && floats > max_window_floats) {
+  if (!is_in_place(input) && !are_identities(axes) && floats > max_window_floats) {
     return "the input is not f32 in channels last, and a sample has more than " +
            std::to_string(max_window_floats) + " elements in a group";
   }
@@ -69,10 +71,15 @@ IndirectConvolution::IndirectConvolution(const Problem& problem, const Isa& isa,
   axes_ = make_axes(conv, problem.input.sizes, problem.block.conv_output_shape(problem.input.sizes));
   pixels_ = axes_[0].out * axes_[1].out * axes_[2].out;
   for (const Axis& axis : axes_) kernel_elements_ *= axis.kernel;
-  tap_stride_ = 1;
-  output_stride_ = (transposed_ ? 1 : group_inputs_) * kernel_elements_;
-  input_stride_ = (transposed_ ? group_outputs_ : 1) * kernel_elements_;
-  in_place_ = lies_channels_last(input_);
+  // [output][input][tap], of a transposed convolution [input][output][tap]; in channels last taps are second.
+  const bool last = lies_channels_last(problem.parameters[0]);
+  int64_t& outer = transposed_ ? input_stride_ : output_stride_;
+  int64_t& inner = transposed_ ? output_stride_ : input_stride_;
+  const int64_t channels = transposed_ ? group_outputs_ : group_inputs_;
+  outer = channels * kernel_elements_;
+  inner = last ? 1 : kernel_elements_;
+  tap_stride_ = last ? channels : 1;
+  in_place_ = is_in_place(input_);
   is_identity_ = are_identities(axes_);
   for (const Axis& axis : axes_) {
     const Range window = axis.window({0, axis.out});

@@ -64,7 +64,7 @@ void IndirectConvolution::pack_tile(const void* weights, const Segment& segment,
   t.cols = count;
   t.col_stride = output_stride_;
   // Taps that lie apart are matrices of channels; else taps lie beside each other and are turned together.
-  const bool apart = kernel_elements_ == 1 || tap_stride_ != 1;
+  const bool apart = tap_stride_ != 1 || kernel_elements_ == 1;
   const int64_t floats = width * (apart ? 1 : kernel_elements_);
   const int64_t step = std::max<int64_t>(1, turned_floats / floats);
   std::vector<float> turned(apart ? 0 : static_cast<size_t>(step * floats));

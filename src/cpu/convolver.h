@@ -30,16 +30,18 @@ struct Segment {
   Range channels;
 };
 
-// All channels of so many groups in segments of at most `most` channels, none across a multiple of `cut`.
-inline std::vector<Segment> segments_of(int64_t groups, int64_t group_channels, int64_t cut, int64_t most) {
+// All channels of so many groups in segments of at most `most` channels, none across a multiple of `cut`. Each
+// is a multiple of `unit` long, a divisor of `most`, but for the last of a group or cut.
+inline std::vector<Segment> segments_of(int64_t groups, int64_t group_channels, int64_t cut, int64_t most,
+                                        int64_t unit = 1) {
   std::vector<Segment> segments;
   for (int64_t first = 0; first < groups * group_channels;) {
     const int64_t group = first / group_channels;
     const int64_t stop = std::min((group + 1) * group_channels, (first / cut + 1) * cut);
     const int64_t parts = ceil_div(stop - first, most);
     for (int64_t i = 0; i < parts; ++i) {
-      const Range part = even_part(stop - first, parts, i);
-      segments.push_back({group, {first + part.begin, first + part.end}});
+      const Range part = even_part(ceil_div(stop - first, unit), parts, i);
+      segments.push_back({group, {first + part.begin * unit, std::min(stop, first + part.end * unit)}});
     }
     first = stop;
   }

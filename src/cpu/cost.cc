@@ -61,7 +61,7 @@ constexpr double staged_row_ns = 2.5;
 constexpr double scattered_sum_ns = 0.5;
 constexpr double tile_call_ns = 30;
 constexpr double row_call_ns = 30;  // of a channel tile, beside its products
-constexpr double position_ns = 8;  // that is read by pointers
+constexpr double position_ns = 16;  // that is read by pointers to taps
 constexpr double pointer_ns = 2;   // of a position and a tap
 constexpr double tile_run_ns = 4;  // of a tap of a register tile by pointers
 constexpr double copied_weight_ns = 0.7;  // from channels last
@@ -103,7 +103,7 @@ double gathered_seconds(const Rates& rate, const GatheredConvolution& convolutio
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
   const auto run = static_cast<double>(convolution.run_width());
   double gather_ns = rate.move_ns * (1 + 4 / run);
-  if (convolution.has_one_tap()) gather_ns = 1.2 * rate.move_ns;
+  if (convolution.has_one_tap()) gather_ns = (convolution.copies_rows() ? 2.4 : 1.2) * rate.move_ns;
   if (convolution.in_place()) gather_ns = rate.move_ns * (0.5 + 0.3 * convolution.passes_from_l2());
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9 +
          convolution.copied_elements() * rate.move_ns * 1e-9 +

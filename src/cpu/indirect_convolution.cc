@@ -18,8 +18,8 @@ constexpr int64_t max_task_channels = 256, min_task_channels = 32;
 // As in ConvolutionStage: a panel stays in L1 through the steps that follow.
 constexpr int64_t panel_floats = 8 * 1024;
 constexpr int64_t min_panel_pixels = 96;
-// A sample that is turned as a whole stays in L2, or nearly.
-constexpr int64_t max_window_floats = 256 * 1024;
+// A sample that is turned as a whole stays in L3.
+constexpr int64_t max_window_floats = 1024 * 1024;
 constexpr int64_t max_pointers = int64_t{1} << 22;
 // Chains of this many terms are as long as the longest of ConvolutionStage.
 constexpr int64_t max_run_terms = max_chain_terms + max_chain_terms / 2;
@@ -79,6 +79,7 @@ IndirectConvolution::IndirectConvolution(const Problem& problem, const Isa& isa,
   outer = channels * kernel_elements_;
   inner = last ? 1 : kernel_elements_;
   tap_stride_ = last ? channels : 1;
+  outputs_are_rows_ = transposed_ && output_stride_ == 1 && weight_dtype_ == DType::f32;
   in_place_ = is_in_place(input_);
   is_identity_ = are_identities(axes_);
   for (const Axis& axis : axes_) {
@@ -105,7 +106,7 @@ void IndirectConvolution::choose_blocks(int64_t cut) {
   packs_at_use_ = block_count_ == 1 && samples_per_task_ >= batch_;
 }
 
-// Segments do not change the bits of a sum: there are as many as the threads want.
+// Segments of whole tiles do not change the bits of a sum: there are as many as the threads want.
 void IndirectConvolution::choose_segments(int64_t cut, int64_t threads) {
   const int64_t parts = ceil_div(batch_, samples_per_task_) * block_count_ * group_count_;
   int64_t limit = max_task_channels;
@@ -113,17 +114,8 @@ void IndirectConvolution::choose_segments(int64_t cut, int64_t threads) {
     limit /= 2;
   }
   const int64_t unit = isa_.lanes * isa_.max_tile_vectors;
-  for (int64_t first = 0; first < group_outputs_ * group_count_;) {
-    const int64_t group = first / group_outputs_;
-    const int64_t stop = std::min((group + 1) * group_outputs_, (first / cut + 1) * cut);
-    const int64_t units = ceil_div(stop - first, unit);
-    const int64_t count = std::min(units, ceil_div(stop - first, limit));
-    for (int64_t i = 0; i < count; ++i) {
-      const Range part = even_part(units, count, i);
-      segments_.push_back({group, {first + part.begin * unit, std::min(stop, first + part.end * unit)}});
-    }
-    first = stop;
-  }
+  segments_ = segments_of(group_count_, group_outputs_, cut, limit, unit);
+  segments_of_one_thread_ = segments_of(group_count_, group_outputs_, cut, max_task_channels, unit);
   max_segment_channels_ = most_channels(segments_);
   // They share pointers and what is staged, unless threads want them.
   int64_t of_group = 0;
@@ -209,13 +201,17 @@ void IndirectConvolution::lay_out_worker() {
   if (has_border_) zero_floats_ = round_up(std::min(group_inputs_, max_run_terms), 16);
   sum_floats_ = round_up(positions * padded_channels(max_segment_channels_), 16);
   const int64_t widest = std::min(padded_channels(max_segment_channels_), isa_.lanes * isa_.max_tile_vectors);
-  if (packs_at_use_) tile_floats_ = round_up(terms_ * widest, 16);
+  if (packs_at_use_) {
+    const int64_t of_chunk = max_run_terms * padded_channels(max_segment_channels_);
+    tile_floats_ = round_up(outputs_are_rows_ ? of_chunk : terms_ * widest, 16);
+  }
   pointer_count_ = positions * most_taps_;
   row_count_ = positions;
   worker_floats_ = window_floats_ + zero_floats_ + sum_floats_ + tile_floats_ +
                    round_up((pointer_count_ + 1) * floats_per_pointer + row_count_, 16);
-  max_panel_pixels_ = std::min(
-      block_pixels(0), std::max(min_panel_pixels, panel_floats / padded_channels(max_segment_channels_)));
+  // Threads must not change panels: statistics are merged panel by panel.
+  const int64_t channels = padded_channels(most_channels(segments_of_one_thread_));
+  max_panel_pixels_ = std::min(block_pixels(0), std::max(min_panel_pixels, panel_floats / channels));
 }
 
 IndirectConvolution::Memory IndirectConvolution::memory_of(float* worker) const {
@@ -266,7 +262,7 @@ double IndirectConvolution::padded_multiply_adds() const {
   constexpr int64_t tile_positions = 5;
   const int64_t positions = std::max<int64_t>(1, samples_per_task_ * block_pixels(0) / class_total(axes_));
   double channels = 0;
-  for (const Segment& segment : segments_) {
+  for (const Segment& segment : segments_of_one_thread_) {
     for (int64_t i = 0; i < tile_count(segment); ++i) {
       const int64_t vectors = tile_at(segment, i).vectors;
       const double share = static_cast<double>(vectors) / static_cast<double>(isa_.max_tile_vectors);
@@ -283,7 +279,7 @@ double IndirectConvolution::padded_multiply_adds() const {
 
 double IndirectConvolution::packed_weights() const {
   double channels = 0;
-  for (const Segment& segment : segments_) {
+  for (const Segment& segment : segments_of_one_thread_) {
     channels += static_cast<double>(padded_channels(segment.channels.size()));
   }
   return channels * static_cast<double>(terms_);
@@ -308,7 +304,7 @@ double IndirectConvolution::pointers() const {
 double IndirectConvolution::tile_runs() const {
   constexpr double tile_positions = 5;
   double tiles = 0;
-  for (const Segment& segment : segments_) tiles += static_cast<double>(tile_count(segment));
+  for (const Segment& segment : segments_of_one_thread_) tiles += static_cast<double>(tile_count(segment));
   return pointers() / static_cast<double>(group_count_) / tile_positions * tiles *
          static_cast<double>(channel_parts_);
 }

@@ -37,10 +37,13 @@ class IndirectConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
+  int64_t segments_of_one_thread() const override {
+    return static_cast<int64_t>(segments_of_one_thread_.size());
+  }
   bool in_place() const override { return in_place_; }
-  // For the cost: positions, pointers that tasks write, runs of channels that register tiles multiply, and
+  // For the cost: positions whose taps are looked up, pointers that tasks write, runs of channels that register tiles multiply, and
   // weights that are packed.
-  double positions() const { return static_cast<double>(batch_ * group_count_ * pixels_); }
+  double positions() const { return is_identity_ ? 0 : static_cast<double>(batch_ * group_count_ * pixels_); }
   double pointers() const;
   double tile_runs() const;
   double packed_weights() const;
@@ -84,7 +87,7 @@ class IndirectConvolution final : public Convolver {
     float* window = nullptr;
     float* zeros = nullptr;
     float* sums = nullptr;
-    float* tile = nullptr;  // weights of one, where they are packed at their use
+    float* tile = nullptr;  // weights of one, or of a chunk, where they are packed at their use
     const float** pointers = nullptr;
     int32_t* rows = nullptr;  // of sums, in the order of the pointers
   };
@@ -117,6 +120,8 @@ class IndirectConvolution final : public Convolver {
   }
 
   void pack_tile(const void* weights, const Segment& segment, const Tile& tile, float* to) const;
+  void copy_rows(const void* weights, const Segment& segment, int64_t k, Range channels, int64_t terms,
+                 int64_t first_term, float* to) const;
   void stage(const Arguments& arguments, const ConvolutionTask& task, float* window) const;
   void point(const Arguments& arguments, const ConvolutionTask& task, const std::vector<int64_t>& sizes,
              const std::vector<Positions>& positions, const Memory& memory) const;
@@ -148,7 +153,9 @@ class IndirectConvolution final : public Convolver {
   bool is_identity_ = false;  // each position reads the input position of its own index
   bool has_border_ = false;
   bool packs_at_use_ = false;
+  bool outputs_are_rows_ = false;  // weights of output channels lie beside each other, in f32
   int64_t block_count_ = 1, samples_per_task_ = 1;
+  std::vector<Segment> segments_of_one_thread_;
   int64_t max_segment_channels_ = 1, segments_per_task_ = 1;
   int64_t max_panel_pixels_ = 1;
   int64_t channel_parts_ = 1;

@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t turned_floats = 4 * 1024;
 constexpr int64_t turned_pixels = 64;
 // Inputs of a chunk that stay in L1 while the tiles of all channels pass over them.
-constexpr int64_t l1_floats = 6 * 1024;
-constexpr int64_t least_positions = 10;
+constexpr int64_t l1_floats = 5 * 1024;
+constexpr int64_t tile_positions = 5;
 
 // The indices of an output along the three axes, one behind another.
 struct Place {
@@ -35,6 +35,21 @@ void IndirectConvolution::pack(const void* weights, const float* bias, float* pa
   std::fill(packed + bias_at_, packed + packed_floats_, 0.0f);
   if (bias != nullptr) std::copy_n(bias, group_count_ * group_outputs_, packed + bias_at_);
   if (packs_at_use_) return;
+  if (outputs_are_rows_) {
+    const int64_t parts = ceil_div(group_inputs_, turned_pixels);
+    executor.for_each(static_cast<int64_t>(segments_.size()) * parts, [&](int64_t index, int) {
+      const auto i = static_cast<size_t>(index / parts);
+      const Range channels = even_part(group_inputs_, parts, index % parts);
+      for (const OutputClass& output_class : classes_) {
+        for (int64_t tap = 0; tap < output_class.tap_count(); ++tap) {
+          const int64_t term = output_class.first_term + tap * group_inputs_ + channels.begin;
+          copy_rows(weights, segments_[i], output_class.kernel[static_cast<size_t>(tap)], channels, terms_, term,
+                    packed + segment_at_[i]);
+        }
+      }
+    });
+    return;
+  }
   const int64_t tiles = tile_count({0, {0, max_segment_channels_}});
   executor.for_each(static_cast<int64_t>(segments_.size()) * tiles, [&](int64_t index, int) {
     const auto i = static_cast<size_t>(index / tiles);
@@ -95,6 +110,25 @@ void IndirectConvolution::pack_tile(const void* weights, const Segment& segment,
         const float* from = turned.data() + k * width;
         for (int64_t i = 0; i < channels; ++i) std::copy_n(from + i * floats, count, at + i * width);
       }
+    }
+  }
+}
+
+// The same for some channels of one tap and all tiles of a segment, where output channels lie beside each other:
+// rows are read as a whole. Tiles have `terms` terms in `to`, and these begin at `first_term`.
+void IndirectConvolution::copy_rows(const void* weights, const Segment& segment, int64_t k, Range channels,
+                                    int64_t terms, int64_t first_term, float* to) const {
+  const int64_t in_group = segment.channels.begin - segment.group * group_outputs_;
+  const int64_t tiles = tile_count(segment);
+  for (int64_t c = channels.begin; c < channels.end; ++c, ++first_term) {
+    const float* from = static_cast<const float*>(weights) +
+                        (segment.group * group_inputs_ + c) * input_stride_ + k * tap_stride_ + in_group;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const Tile tile = tile_at(segment, i);
+      const int64_t width = tile.vectors * isa_.lanes;
+      const int64_t count = std::min(width, segment.channels.size() - tile.first);
+      float* at = std::copy_n(from + tile.first, count, to + tile.first * terms + first_term * width);
+      std::fill_n(at, width - count, 0.0f);
     }
   }
 }
@@ -168,6 +202,8 @@ void IndirectConvolution::point(const Arguments& arguments, const ConvolutionTas
   if (!in_place_) {
     strides = {axes_[1].in * axes_[2].in * window_pitch_, axes_[2].in * window_pitch_, window_pitch_};
   }
+  // Each position reads its own, and all are evenly apart.
+  const bool is_even = is_identity_ && (!in_place_ || input_.uniform);
   // A window of a block begins with its first pixel.
   const int64_t skipped = !in_place_ && is_identity_ ? pixels.begin * window_pitch_ : 0;
   for (int64_t s = 0; s < samples; ++s) {
@@ -175,6 +211,14 @@ void IndirectConvolution::point(const Arguments& arguments, const ConvolutionTas
     if (in_place_) {
       base = static_cast<const float*>(arguments.input) +
              (task.samples.begin + s) * input_.sample_stride + segments_[task.segment].group * group_inputs_;
+    }
+    if (is_even) {
+      const int64_t step = in_place_ ? input_.pixel_stride : window_pitch_;
+      for (int64_t p = 0; p < pixels.size(); ++p) {
+        memory.rows[s * pixels.size() + p] = static_cast<int32_t>(s * pixels.size() + p);
+        memory.pointers[s * pixels.size() + p] = base + (pixels.begin + p) * step;
+      }
+      continue;
     }
     Place place{place_of(pixels.begin)};
     for (int64_t p = 0; p < pixels.size(); ++p, place.step(axes_)) {
@@ -216,7 +260,7 @@ void IndirectConvolution::multiply(const Positions& positions, Range part, const
   t.zeros = has_border_ ? memory.zeros : nullptr;
   t.runs = chunk.taps.size();
   t.channels = chunk.channels.size();
-  t.weights = weights + (positions.output_class->first_term + chunk.first_term) * tile.vectors * isa_.lanes;
+  t.weights = weights;
   t.sums = memory.sums + tile.first;
   t.sums_stride = sums_stride;
   t.rows = positions.rows + part.begin;
@@ -263,27 +307,40 @@ void IndirectConvolution::run(const Arguments& arguments, const float* packed, f
     if (of.output_class->tap_count() == 0) fill_with_bias(of, stride, bias, memory, stride);
   }
   const int64_t tiles = tile_count(segment);
-  for (int64_t i = 0; packs_at_use_ && i < tiles; ++i) {
+  const bool by_tiles = packs_at_use_ && !outputs_are_rows_;
+  for (int64_t i = 0; by_tiles && i < tiles; ++i) {
     const Tile tile = tile_at(segment, i);
     pack_tile(arguments.parameters[0], segment, tile, memory.tile);
     for (const Positions& of : positions) {
       for (int64_t c = 0; c < chunk_count(*of.output_class); ++c) {
         const Chunk chunk = chunk_at(*of.output_class, c);
-        multiply(of, {0, of.count}, tile, chunk, memory.tile, bias, memory, stride);
+        const int64_t term = of.output_class->first_term + chunk.first_term;
+        multiply(of, {0, of.count}, tile, chunk, memory.tile + term * tile.vectors * isa_.lanes, bias, memory,
+                 stride);
       }
     }
   }
   const float* weights = packed + segment_at_[task.segment];
   for (const Positions& of : positions) {
-    for (int64_t c = 0; !packs_at_use_ && c < chunk_count(*of.output_class); ++c) {
+    for (int64_t c = 0; !by_tiles && c < chunk_count(*of.output_class); ++c) {
       const Chunk chunk = chunk_at(*of.output_class, c);
       const int64_t terms = chunk.taps.size() * chunk.channels.size();
-      const int64_t step = std::max(least_positions, l1_floats / terms / least_positions * least_positions);
+      if (packs_at_use_ && of.count > 0) {
+        for (int64_t tap = chunk.taps.begin; tap < chunk.taps.end; ++tap) {
+          copy_rows(arguments.parameters[0], segment, of.output_class->kernel[static_cast<size_t>(tap)],
+                    chunk.channels, terms, (tap - chunk.taps.begin) * chunk.channels.size(), memory.tile);
+        }
+      }
+      const int64_t first_term = of.output_class->first_term + chunk.first_term;
+      const int64_t step = std::max(2 * tile_positions, l1_floats / terms / tile_positions * tile_positions);
       for (int64_t p = 0; p < of.count; p += step) {
         const Range part{p, std::min(of.count, p + step)};
         for (int64_t i = 0; i < tiles; ++i) {
           const Tile tile = tile_at(segment, i);
-          multiply(of, part, tile, chunk, weights + tile.first * terms_, bias, memory, stride);
+          const float* of_tile = packs_at_use_ ? memory.tile + tile.first * terms
+                                               : weights + tile.first * terms_ +
+                                                     first_term * tile.vectors * isa_.lanes;
+          multiply(of, part, tile, chunk, of_tile, bias, memory, stride);
         }
       }
     }

@@ -208,7 +208,7 @@ void IndirectConvolution::lay_out_worker() {
   pointer_count_ = positions * most_taps_;
   row_count_ = positions;
   worker_floats_ = window_floats_ + zero_floats_ + sum_floats_ + tile_floats_ +
-                   round_up((pointer_count_ + 1) * floats_per_pointer + row_count_, 16);
+                   round_up((pointer_count_ + positions + 1) * floats_per_pointer + 2 * row_count_, 16);
   // Threads must not change panels: statistics are merged panel by panel.
   const int64_t channels = padded_channels(most_channels(segments_of_one_thread_));
   max_panel_pixels_ = std::min(block_pixels(0), std::max(min_panel_pixels, panel_floats / channels));
@@ -222,7 +222,9 @@ IndirectConvolution::Memory IndirectConvolution::memory_of(float* worker) const 
   memory.tile = memory.sums + sum_floats_;
   const auto end = reinterpret_cast<uintptr_t>(memory.tile + tile_floats_);
   memory.pointers = reinterpret_cast<const float**>(round_up(static_cast<int64_t>(end), sizeof(float*)));
-  memory.rows = reinterpret_cast<int32_t*>(memory.pointers + pointer_count_);
+  memory.met_pointers = memory.pointers + pointer_count_;
+  memory.rows = reinterpret_cast<int32_t*>(memory.met_pointers + row_count_);
+  memory.met_rows = memory.rows + row_count_;
   return memory;
 }
 

@@ -90,6 +90,9 @@ class IndirectConvolution final : public Convolver {
     float* tile = nullptr;  // weights of one, or of a chunk, where they are packed at their use
     const float** pointers = nullptr;
     int32_t* rows = nullptr;  // of sums, in the order of the pointers
+    // Of the positions that meet a tap.
+    const float** met_pointers = nullptr;
+    int32_t* met_rows = nullptr;
   };
   // Those of a class in a task.
   struct Positions {
@@ -125,6 +128,9 @@ class IndirectConvolution final : public Convolver {
   void stage(const Arguments& arguments, const ConvolutionTask& task, float* window) const;
   void point(const Arguments& arguments, const ConvolutionTask& task, const std::vector<int64_t>& sizes,
              const std::vector<Positions>& positions, const Memory& memory) const;
+  // No chunk of a class has more taps than its first.
+  bool picks(const Chunk& chunk) const { return has_border_ && chunk.taps.size() == 1; }
+  Positions met_by(const Chunk& chunk, const Positions& positions, const Memory& memory) const;
   void multiply(const Positions& positions, Range part, const Tile& tile, const Chunk& chunk,
                 const float* weights, const float* bias, const Memory& memory, int64_t sums_stride) const;
   void fill_with_bias(const Positions& positions, int64_t channels, const float* bias, const Memory& memory,

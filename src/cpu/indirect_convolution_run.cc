@@ -249,12 +249,30 @@ void IndirectConvolution::point(const Arguments& arguments, const ConvolutionTas
 
 // ------------------------------------------------------------------------------------------------ running
 
-// Some positions of a class times a tile, over the terms of a chunk.
+// The positions whose tap is inside the input, for a chunk of one tap; for others all of them.
+IndirectConvolution::Positions IndirectConvolution::met_by(const Chunk& chunk, const Positions& positions,
+                                                           const Memory& memory) const {
+  Positions met = positions;
+  met.pointers += chunk.taps.begin * positions.count;
+  if (!picks(chunk)) return met;
+  met.count = 0;
+  for (int64_t i = 0; i < positions.count; ++i) {
+    if (met.pointers[i] == memory.zeros) continue;
+    memory.met_pointers[met.count] = met.pointers[i];
+    memory.met_rows[met.count++] = positions.rows[i];
+  }
+  met.pointers = memory.met_pointers;
+  met.rows = memory.met_rows;
+  return met;
+}
+
+// Some positions of a class times a tile, over the terms of a chunk. Where chunks pick positions, sums begin
+// with the bias.
 void IndirectConvolution::multiply(const Positions& positions, Range part, const Tile& tile,
                                    const Chunk& chunk, const float* weights, const float* bias,
                                    const Memory& memory, int64_t sums_stride) const {
   IndirectTileArguments t;
-  t.x = positions.pointers + chunk.taps.begin * positions.count + part.begin;
+  t.x = positions.pointers + part.begin;
   t.x_stride = positions.count;
   t.x_shift = chunk.channels.begin;
   t.zeros = has_border_ ? memory.zeros : nullptr;
@@ -266,7 +284,7 @@ void IndirectConvolution::multiply(const Positions& positions, Range part, const
   t.rows = positions.rows + part.begin;
   t.positions = part.size();
   t.vectors = tile.vectors;
-  t.add = chunk.first_term > 0;
+  t.add = chunk.first_term > 0 || picks(chunk);
   t.bias = bias + tile.first;
   isa_.indirect_tile(t);
 }
@@ -304,7 +322,8 @@ void IndirectConvolution::run(const Arguments& arguments, const float* packed, f
     point(arguments, task, sizes, positions, memory);
   }
   for (const Positions& of : positions) {
-    if (of.output_class->tap_count() == 0) fill_with_bias(of, stride, bias, memory, stride);
+    const bool picked = of.output_class->tap_count() > 0 && picks(chunk_at(*of.output_class, 0));
+    if (picked || of.output_class->tap_count() == 0) fill_with_bias(of, stride, bias, memory, stride);
   }
   const int64_t tiles = tile_count(segment);
   const bool by_tiles = packs_at_use_ && !outputs_are_rows_;
@@ -315,7 +334,8 @@ void IndirectConvolution::run(const Arguments& arguments, const float* packed, f
       for (int64_t c = 0; c < chunk_count(*of.output_class); ++c) {
         const Chunk chunk = chunk_at(*of.output_class, c);
         const int64_t term = of.output_class->first_term + chunk.first_term;
-        multiply(of, {0, of.count}, tile, chunk, memory.tile + term * tile.vectors * isa_.lanes, bias, memory,
+        const Positions met = met_by(chunk, of, memory);
+        multiply(met, {0, met.count}, tile, chunk, memory.tile + term * tile.vectors * isa_.lanes, bias, memory,
                  stride);
       }
     }
@@ -333,14 +353,15 @@ void IndirectConvolution::run(const Arguments& arguments, const float* packed, f
       }
       const int64_t first_term = of.output_class->first_term + chunk.first_term;
       const int64_t step = std::max(2 * tile_positions, l1_floats / terms / tile_positions * tile_positions);
-      for (int64_t p = 0; p < of.count; p += step) {
-        const Range part{p, std::min(of.count, p + step)};
+      const Positions met = met_by(chunk, of, memory);
+      for (int64_t p = 0; p < met.count; p += step) {
+        const Range part{p, std::min(met.count, p + step)};
         for (int64_t i = 0; i < tiles; ++i) {
           const Tile tile = tile_at(segment, i);
           const float* of_tile = packs_at_use_ ? memory.tile + tile.first * terms
                                                : weights + tile.first * terms_ +
                                                      first_term * tile.vectors * isa_.lanes;
-          multiply(of, part, tile, chunk, of_tile, bias, memory, stride);
+          multiply(met, part, tile, chunk, of_tile, bias, memory, stride);
         }
       }
     }

@@ -295,32 +295,6 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnPositionsByPointers) {
   expect_agreement(blocks, "conv_indirect", 91);
 }
 
-// Weights of a convolution in channels last, by every row: read where they lie, or copied.
-TEST(CpuStrategies, AgreeWithTheReferenceOnWeightsInChannelsLast) {
-  const char* const blocks[] = {
-      "conv2d(24,20,k=3,p=1) | relu | group_norm(4) @ 3x24x5x6 nhwc",
-      "conv3d(6,40,k=2,s=2) | swish @ 1x6x4x5x6",
-      "conv_transpose2d(20,33,k=3,s=2) | relu @ 2x20x4x5 nhwc",
-      "conv_transpose2d(20,33,k=3,s=2) | relu @ 40x20x4x5 bf16",
-      "conv_transpose2d(8,12,k=2,s=2,groups=2) | relu @ 2x8x19x23 nhwc",
-      "conv2d(12,12,k=3,groups=4) | relu @ 3x12x7x6 nhwc",
-      "conv2d(40,9,k=1) | gelu @ 5x40x6x9",
-  };
-  for (const char* const text : blocks) {
-    Problem problem = Problem::parse(text, Device::cpu(thread_count));
-    TensorSpec& weights = problem.parameters[0];
-    weights = TensorSpec::dense(weights.dtype, weights.sizes, Layout::nhwc);
-    problem.validate();
-    ThreadExecutor executor(thread_count);
-    for (const Candidate& row : candidates(problem)) {
-      if (!row.reason.empty()) continue;
-      const Operands operands = random_operands(problem, Distribution::normal, 5);
-      const Outcome outcome = run_and_compare(plan(problem, {row.strategy, ""}), operands, executor);
-      EXPECT_TRUE(outcome.passed()) << row.strategy << ": " << text << ": " << outcome.text();
-    }
-  }
-}
-
 // Strides that are picked from vectors and others, ragged blocks of channels, rows shorter than a vector.
 TEST(CpuStrategies, AgreeWithTheReferenceOnStridedRows) {
   const char* const blocks[] = {

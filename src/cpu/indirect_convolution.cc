@@ -13,7 +13,7 @@ namespace {
 // Positions of a task: their sums stay in L2 beside the weights of a chunk. Those of a transposed convolution
 // have several classes.
 constexpr int64_t task_positions = 192;
-constexpr int64_t task_sum_floats = 128 * 1024;
+constexpr int64_t task_sum_floats = 192 * 1024;
 constexpr int64_t max_task_channels = 256, min_task_channels = 32;
 // As in ConvolutionStage: a panel stays in L1 through the steps that follow.
 constexpr int64_t panel_floats = 8 * 1024;

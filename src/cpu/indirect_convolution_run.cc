@@ -9,10 +9,13 @@ namespace {
 
 // Weights and inputs that are turned at a time stay in L1.
 constexpr int64_t turned_floats = 4 * 1024;
-constexpr int64_t turned_pixels = 64;
+constexpr int64_t turned_pixels = 32;
 // Inputs of a chunk that stay in L1 while the tiles of all channels pass over them.
 constexpr int64_t l1_floats = 5 * 1024;
 constexpr int64_t tile_positions = 5;
+// Rows of weights lie pages apart: they are fetched so many ahead.
+constexpr int64_t rows_ahead = 6;
+constexpr int64_t line_floats = 16;
 
 // The indices of an output along the three axes, one behind another.
 struct Place {
@@ -123,6 +126,9 @@ void IndirectConvolution::copy_rows(const void* weights, const Segment& segment,
   for (int64_t c = channels.begin; c < channels.end; ++c, ++first_term) {
     const float* from = static_cast<const float*>(weights) +
                         (segment.group * group_inputs_ + c) * input_stride_ + k * tap_stride_ + in_group;
+    for (int64_t i = 0; i < segment.channels.size(); i += line_floats) {
+      __builtin_prefetch(from + rows_ahead * input_stride_ + i);
+    }
     for (int64_t i = 0; i < tiles; ++i) {
       const Tile tile = tile_at(segment, i);
       const int64_t width = tile.vectors * isa_.lanes;

@@ -269,8 +269,8 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnPlanesInPlace) {
   expect_agreement(blocks, "conv_planes", 83);
 }
 
-// Positions by pointers: one tap and many, borders, classes with and without taps, groups, several samples and
-// blocks of one, chunks of taps and of channels, inputs that are turned, weights of 16 bits.
+// Positions by pointers: one tap and many, borders, classes with and without taps, groups, several samples
+// and blocks of one, chunks of taps and of channels, inputs that are turned, weights of 16 bits.
 TEST(CpuStrategies, AgreeWithTheReferenceOnPositionsByPointers) {
   const char* const blocks[] = {
       "conv2d(24,12,k=1) | relu @ 5x24x2x3 nhwc",

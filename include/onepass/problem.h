@@ -63,8 +63,8 @@ struct ONEPASS_API Problem {
   Block block;
   TensorSpec input;
   TensorSpec output;
-  // One for each of block.parameters(input.sizes). Vectors and weights are contiguous. On a CPU the weights of a
-  // convolution may lie channels last.
+  // One for each of block.parameters(input.sizes). Vectors and weights are contiguous. On a CPU the weights
+  // of a convolution may lie channels last.
   std::vector<TensorSpec> parameters;
   Device device;
   Precision precision = Precision::f32;

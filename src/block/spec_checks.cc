@@ -65,8 +65,8 @@ void check_no_overlap(std::string_view tensor, const TensorSpec& spec) {
 
 void check_contiguous(std::string_view tensor, const TensorSpec& spec) {
   if (spec.byte_span() == 0 || is_dense(spec, Layout::nchw)) return;
-  fail(tensor, "the strides are " + to_string(spec.strides) + ", must be contiguous: " +
-                   to_string(TensorSpec::dense(spec.dtype, spec.sizes).strides));
+  fail(tensor, "the strides are " + to_string(spec.strides) +
+                   ", must be contiguous: " + to_string(TensorSpec::dense(spec.dtype, spec.sizes).strides));
 }
 
 bool lies_channels_last(const TensorSpec& spec) {

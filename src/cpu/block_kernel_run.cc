@@ -84,7 +84,8 @@ void BlockKernel::copy_weights(const void* weights, float* to, Executor& executo
     t.panel_stride = taps;
     t.rows = inner;
     t.cols = taps;
-    t.tensor = const_cast<char*>(static_cast<const char*>(weights)) + i * inner * taps * byte_size(spec.dtype);
+    t.tensor =
+        const_cast<char*>(static_cast<const char*>(weights)) + i * inner * taps * byte_size(spec.dtype);
     t.dtype = spec.dtype;
     t.row_stride = 1;
     t.col_stride = inner;

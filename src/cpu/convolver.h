@@ -19,8 +19,8 @@ namespace onepass::cpu {
 // have 1.2-1.6x.
 inline constexpr int64_t max_chain_terms = 256;
 
-// What the SIMD lanes of a convolution are. Those of planes are pixels of an input that is read in place, those
-// of positions are output channels of positions that are read by pointers.
+// What the SIMD lanes of a convolution are. Those of planes are pixels of an input that is read in place,
+// those of positions are output channels of positions that are read by pointers.
 enum class Lanes : uint8_t { channels, pixels, terms, groups, planes, positions };
 inline bool has_pixel_lanes(Lanes lanes) { return lanes == Lanes::pixels || lanes == Lanes::planes; }
 
@@ -30,8 +30,8 @@ struct Segment {
   Range channels;
 };
 
-// All channels of so many groups in segments of at most `most` channels, none across a multiple of `cut`. Each
-// is a multiple of `unit` long, a divisor of `most`, but for the last of a group or cut.
+// All channels of so many groups in segments of at most `most` channels, none across a multiple of `cut`.
+// Each is a multiple of `unit` long, a divisor of `most`, but for the last of a group or cut.
 inline std::vector<Segment> segments_of(int64_t groups, int64_t group_channels, int64_t cut, int64_t most,
                                         int64_t unit = 1) {
   std::vector<Segment> segments;

@@ -60,12 +60,12 @@ double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step
 constexpr double staged_row_ns = 2.5;
 constexpr double scattered_sum_ns = 0.5;
 constexpr double tile_call_ns = 30;
-constexpr double row_call_ns = 30;  // of a channel tile, beside its products
-constexpr double position_ns = 16;  // that is read by pointers to taps
-constexpr double pointer_ns = 2;   // of a position and a tap
-constexpr double tile_run_ns = 4;  // of a tap of a register tile by pointers
+constexpr double row_call_ns = 30;        // of a channel tile, beside its products
+constexpr double position_ns = 16;        // that is read by pointers to taps
+constexpr double pointer_ns = 2;          // of a position and a tap
+constexpr double tile_run_ns = 4;         // of a tap of a register tile by pointers
 constexpr double copied_weight_ns = 0.7;  // from channels last
-constexpr double panel_ns = 300;    // of handing a panel of sums on through the steps
+constexpr double panel_ns = 300;          // of handing a panel of sums on through the steps
 
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
 // line of its own: a depthwise convolution of 64 channels in channels last, 1.5 ms for 0.2 million

@@ -251,7 +251,8 @@ IndirectConvolution::Chunk IndirectConvolution::chunk_at(const OutputClass& outp
     return {taps, {0, group_inputs_}, taps.begin * group_inputs_};
   }
   const int64_t tap = index / channel_parts_;
-  const Range vectors = even_part(ceil_div(group_inputs_, isa_.lanes), channel_parts_, index % channel_parts_);
+  const Range vectors =
+      even_part(ceil_div(group_inputs_, isa_.lanes), channel_parts_, index % channel_parts_);
   const Range channels{vectors.begin * isa_.lanes, std::min(group_inputs_, vectors.end * isa_.lanes)};
   return {{tap, tap + 1}, channels, tap * group_inputs_ + channels.begin};
 }
@@ -269,8 +270,7 @@ double IndirectConvolution::padded_multiply_adds() const {
       const int64_t vectors = tile_at(segment, i).vectors;
       const double share = static_cast<double>(vectors) / static_cast<double>(isa_.max_tile_vectors);
       const int64_t sums = vectors * std::min(positions, tile_positions * isa_.max_tile_vectors / vectors);
-      const double waits =
-          std::max(1.0, static_cast<double>(enough_sums) / static_cast<double>(sums));
+      const double waits = std::max(1.0, static_cast<double>(enough_sums) / static_cast<double>(sums));
       channels += static_cast<double>(vectors * isa_.lanes) / (0.6 + 0.4 * share) * waits;
     }
   }

@@ -1,11 +1,11 @@
 // A convolution on the CPU whose positions are read where they lie: each output position has a pointer to the
 // input channels that each tap meets.
 //
-// A task is one segment of output channels and a block of positions, of one or several samples. Register tiles
-// multiply rows of input channels by packed weights, in chunks of at most about 256 terms of a sum. Inputs in
-// channels last are not staged, whatever the kernel and the stride. Others are first turned into channels last,
-// once for all segments of a task. Where one task takes all positions, its tiles pack their weights just before
-// they use them.
+// A task is one segment of output channels and a block of positions, of one or several samples. Register
+// tiles multiply rows of input channels by packed weights, in chunks of at most about 256 terms of a sum.
+// Inputs in channels last are not staged, whatever the kernel and the stride. Others are first turned into
+// channels last, once for all segments of a task. Where one task takes all positions, its tiles pack their
+// weights just before they use them.
 #pragma once
 
 #include <array>
@@ -41,8 +41,8 @@ class IndirectConvolution final : public Convolver {
     return static_cast<int64_t>(segments_of_one_thread_.size());
   }
   bool in_place() const override { return in_place_; }
-  // For the cost: positions whose taps are looked up, pointers that tasks write, runs of channels that register tiles multiply, and
-  // weights that are packed.
+  // For the cost: positions whose taps are looked up, pointers that tasks write, runs of channels that
+  // register tiles multiply, and weights that are packed.
   double positions() const { return is_identity_ ? 0 : static_cast<double>(batch_ * group_count_ * pixels_); }
   double pointers() const;
   double tile_runs() const;
@@ -68,8 +68,8 @@ class IndirectConvolution final : public Convolver {
   };
   // Outputs along an axis, by the taps they meet inside the input: kinds of a class and a range of its taps.
   struct AxisOutputs {
-    std::vector<int64_t> kind;             // of each output
-    std::vector<int64_t> first;            // input position that offsets of its taps count from
+    std::vector<int64_t> kind;   // of each output
+    std::vector<int64_t> first;  // input position that offsets of its taps count from
     std::vector<int64_t> class_of_kind;
   };
   struct Tile {

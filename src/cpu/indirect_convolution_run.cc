@@ -46,8 +46,8 @@ void IndirectConvolution::pack(const void* weights, const float* bias, float* pa
       for (const OutputClass& output_class : classes_) {
         for (int64_t tap = 0; tap < output_class.tap_count(); ++tap) {
           const int64_t term = output_class.first_term + tap * group_inputs_ + channels.begin;
-          copy_rows(weights, segments_[i], output_class.kernel[static_cast<size_t>(tap)], channels, terms_, term,
-                    packed + segment_at_[i]);
+          copy_rows(weights, segments_[i], output_class.kernel[static_cast<size_t>(tap)], channels, terms_,
+                    term, packed + segment_at_[i]);
         }
       }
     });
@@ -117,8 +117,8 @@ void IndirectConvolution::pack_tile(const void* weights, const Segment& segment,
   }
 }
 
-// The same for some channels of one tap and all tiles of a segment, where output channels lie beside each other:
-// rows are read as a whole. Tiles have `terms` terms in `to`, and these begin at `first_term`.
+// The same for some channels of one tap and all tiles of a segment, where output channels lie beside each
+// other: rows are read as a whole. Tiles have `terms` terms in `to`, and these begin at `first_term`.
 void IndirectConvolution::copy_rows(const void* weights, const Segment& segment, int64_t k, Range channels,
                                     int64_t terms, int64_t first_term, float* to) const {
   const int64_t in_group = segment.channels.begin - segment.group * group_outputs_;
@@ -185,8 +185,8 @@ std::vector<int64_t> IndirectConvolution::kind_sizes(Range pixels) const {
   return sizes;
 }
 
-// [class][tap][position], and for each position its row of sums. Positions of a class are in the order of their
-// kinds.
+// [class][tap][position], and for each position its row of sums. Positions of a class are in the order of
+// their kinds.
 void IndirectConvolution::point(const Arguments& arguments, const ConvolutionTask& task,
                                 const std::vector<int64_t>& sizes, const std::vector<Positions>& positions,
                                 const Memory& memory) const {
@@ -215,8 +215,8 @@ void IndirectConvolution::point(const Arguments& arguments, const ConvolutionTas
   for (int64_t s = 0; s < samples; ++s) {
     const float* base = memory.window + s * window_sample_of(task) * window_pitch_ - skipped;
     if (in_place_) {
-      base = static_cast<const float*>(arguments.input) +
-             (task.samples.begin + s) * input_.sample_stride + segments_[task.segment].group * group_inputs_;
+      base = static_cast<const float*>(arguments.input) + (task.samples.begin + s) * input_.sample_stride +
+             segments_[task.segment].group * group_inputs_;
     }
     if (is_even) {
       const int64_t step = in_place_ ? input_.pixel_stride : window_pitch_;
@@ -341,8 +341,8 @@ void IndirectConvolution::run(const Arguments& arguments, const float* packed, f
         const Chunk chunk = chunk_at(*of.output_class, c);
         const int64_t term = of.output_class->first_term + chunk.first_term;
         const Positions met = met_by(chunk, of, memory);
-        multiply(met, {0, met.count}, tile, chunk, memory.tile + term * tile.vectors * isa_.lanes, bias, memory,
-                 stride);
+        multiply(met, {0, met.count}, tile, chunk, memory.tile + term * tile.vectors * isa_.lanes, bias,
+                 memory, stride);
       }
     }
   }
@@ -364,9 +364,9 @@ void IndirectConvolution::run(const Arguments& arguments, const float* packed, f
         const Range part{p, std::min(met.count, p + step)};
         for (int64_t i = 0; i < tiles; ++i) {
           const Tile tile = tile_at(segment, i);
-          const float* of_tile = packs_at_use_ ? memory.tile + tile.first * terms
-                                               : weights + tile.first * terms_ +
-                                                     first_term * tile.vectors * isa_.lanes;
+          const float* of_tile = packs_at_use_
+                                     ? memory.tile + tile.first * terms
+                                     : weights + tile.first * terms_ + first_term * tile.vectors * isa_.lanes;
           multiply(met, part, tile, chunk, of_tile, bias, memory, stride);
         }
       }

@@ -19,8 +19,9 @@ HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu::HWY_NAMESPACE {
 constexpr int indirect_lanes = static_cast<int>(hn::MaxLanes(D()));
 
-// Accumulators, a vector for each position and one of weights fit 32 registers, or 16 on AVX2. Neoverse-V1, four
-// vectors and 4, 5 or 6 positions: 73, 77 and 69 GFLOP/s of a peak of 83; three and 5, 6 or 7: 69, 66 and 61.
+// Accumulators, a vector for each position and one of weights fit 32 registers, or 16 on AVX2. Neoverse-V1,
+// four vectors and 4, 5 or 6 positions: 73, 77 and 69 GFLOP/s of a peak of 83; three and 5, 6 or 7: 69, 66
+// and 61.
 #if HWY_TARGET == HWY_AVX2
 constexpr int indirect_vectors = 2;
 constexpr int indirect_positions(int vectors) { return vectors == 1 ? 8 : 6; }
@@ -29,9 +30,7 @@ constexpr int indirect_vectors = 2;
 constexpr int indirect_positions(int vectors) { return vectors == 1 ? 10 : 8; }
 #else
 constexpr int indirect_vectors = 4;
-constexpr int indirect_positions(int vectors) {
-  return vectors == 1 ? 10 : vectors == 2 ? 7 : 5;
-}
+constexpr int indirect_positions(int vectors) { return vectors == 1 ? 10 : vectors == 2 ? 7 : 5; }
 #endif
 
 // acc[p][v] += x[p] * w[v] for one channel.

@@ -208,7 +208,7 @@ struct DotTileArguments {
 struct IndirectTileArguments {
   const float* const* x = nullptr;
   int64_t x_stride = 0;
-  int64_t x_shift = 0;  // added to each of the pointers but `zeros`
+  int64_t x_shift = 0;           // added to each of the pointers but `zeros`
   const float* zeros = nullptr;  // null: there are none
   int64_t runs = 0;
   int64_t channels = 0;

@@ -66,14 +66,8 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_mma,      &cuda_direct,
   };
   static constexpr std::array table{
-      &cpu_conv_channel_lanes,
-      &cpu_conv_pixel_lanes,
-      &cpu_conv_term_lanes,
-      &cpu_conv_group_lanes,
-      &cpu_conv_planes,
-      &cpu_conv_indirect,
-      &cpu_tail_slabs,
-      &cpu_tail,
+      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes, &cpu_conv_group_lanes,
+      &cpu_conv_planes,        &cpu_conv_indirect,    &cpu_tail_slabs,      &cpu_tail,
       &reference_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;

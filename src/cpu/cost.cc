@@ -124,12 +124,13 @@ double grouped_seconds(const Rates& rate, const GroupConvolution& convolution) {
          static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
 }
 
-// Convolutions of one tap over planes in place: a pixel tile that also reads and writes its sums, once for
-// each chunk.
+// Convolutions of one tap over planes in place: a pixel tile that, with several chunks, also reads and writes
+// its sums. With one, planes are measured at 0.7 of what pixel lanes take.
 double plane_seconds(const Rates& rate, const PlaneConvolution& convolution) {
   const auto tile =
       static_cast<double>(std::min<int64_t>(max_pixel_tile_channels, convolution.max_segment_channels()));
-  const double flops = 0.75 * rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
+  const double share = convolution.has_one_chunk() ? 1.4 : 0.75;
+  const double flops = share * rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
   return 2 * convolution.padded_multiply_adds() / flops +
          convolution.staged_elements() * 0.5 * rate.move_ns * 1e-9 +
          convolution.calls() * tile_call_ns * 1e-9 +

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <sstream>
 
 #include "block/spec_checks.h"
@@ -220,8 +221,10 @@ IndirectConvolution::Memory IndirectConvolution::memory_of(float* worker) const 
   memory.zeros = memory.window + window_floats_;
   memory.sums = memory.zeros + zero_floats_;
   memory.tile = memory.sums + sum_floats_;
-  const auto end = reinterpret_cast<uintptr_t>(memory.tile + tile_floats_);
-  memory.pointers = reinterpret_cast<const float**>(round_up(static_cast<int64_t>(end), sizeof(float*)));
+  void* end = memory.tile + tile_floats_;
+  const auto bytes = static_cast<size_t>(pointer_count_ + row_count_) * sizeof(const float*);
+  size_t room = bytes + sizeof(const float*);
+  memory.pointers = static_cast<const float**>(std::align(alignof(const float*), bytes, end, room));
   memory.met_pointers = memory.pointers + pointer_count_;
   memory.rows = reinterpret_cast<int32_t*>(memory.met_pointers + row_count_);
   memory.met_rows = memory.rows + row_count_;

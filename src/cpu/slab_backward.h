@@ -21,6 +21,8 @@ class SlabBackward final : public BackwardKernel {
  public:
   SlabBackward(const BackwardProblem& problem, const Isa& isa);
 
+  static std::string refusal(const Problem& forward) { return Slabs::refusal(forward, limits); }
+
   size_t workspace_bytes() const override { return static_cast<size_t>(workspace_floats_) * sizeof(float); }
   bool reads_statistics() const override { return slabs_.norm; }
   // The last step reads an element of x and writes the same one of dx.
@@ -31,6 +33,8 @@ class SlabBackward final : public BackwardKernel {
   const Slabs& slabs() const { return slabs_; }
 
  private:
+  static constexpr SlabLimits limits{8 * 1024, 64, 128, 0};  // longer rows fill vectors by themselves
+
   // The gradient of a parameter: a sum over pixels for each channel.
   struct Sum {
     size_t parameter = 0;

@@ -30,18 +30,23 @@ struct Merge {
                                   static_cast<double>(na + nb))) {}
 };
 
-// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on
-// one another. Two passes over the panel, which is in L1: a mean, then the distances from it and their own
-// mean. The second mean removes the rounding of the first: a constant slab has variance 0, not its ulp
-// squared.
+// Moments of kVectors vectors of channels.
 template <int kVectors>
-HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c,
-                                          const Merge& merge) {
-  const StatisticsArguments s = arguments;
-  const D d;
-  V sum[kVectors];
-  V rest[kVectors];
+struct Moments {
+  V mean[kVectors];
   V m2[kVectors];
+
+  HWY_INLINE Moments() {}  // GCC does not give an implicit one the target's attributes
+};
+
+// Two passes over the panel, which is in L1: a mean, then the distances from it and their own mean. The second
+// mean removes the rounding of the first: a constant slab has variance 0, not its ulp squared.
+template <int kVectors>
+HWY_NOINLINE void two_pass_moments(const StatisticsArguments& s, int64_t c, Moments<kVectors>& moments) {
+  const D d;
+  V* sum = moments.mean;
+  V* m2 = moments.m2;
+  V rest[kVectors];
   for (int v = 0; v < kVectors; ++v) sum[v] = rest[v] = m2[v] = hn::Zero(d);
   for (int64_t r = 0; r < s.rows; ++r) {
     const float* x = s.src + r * s.stride + c;
@@ -63,20 +68,86 @@ HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, 
     sum[v] = hn::Add(sum[v], hn::IfThenElseZero(hn::IsFinite(correction), correction));
     m2[v] = hn::NegMulAdd(correction, rest[v], m2[v]);
   }
-  for (int v = 0; v < kVectors; ++v) {
+}
+
+// Rows whose distances are added in one chain.
+constexpr int64_t chain_rows = 32;
+
+// One pass: distances from the mean so far, or from the first rows' mean. False where a mean lies too far from
+// that.
+template <int kVectors>
+HWY_INLINE bool one_pass_moments(const StatisticsArguments& s, int64_t c, Moments<kVectors>& moments) {
+  const D d;
+  V around[kVectors], sum[kVectors], squares[kVectors];
+  const float* first = s.src + c;
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    if (s.pixels_before > 0) {
+      around[v] = hn::LoadU(d, s.mean + c + v * lanes);
+    } else {
+      around[v] = hn::LoadU(d, first + v * lanes);
+      if (s.rows >= 4) {
+        const V pair = hn::Add(around[v], hn::LoadU(d, first + s.stride + v * lanes));
+        const V other = hn::Add(hn::LoadU(d, first + 2 * s.stride + v * lanes),
+                                hn::LoadU(d, first + 3 * s.stride + v * lanes));
+        around[v] = hn::Mul(hn::Add(pair, other), hn::Set(d, 0.25f));
+      }
+    }
+    sum[v] = squares[v] = hn::Zero(d);
+  }
+  for (int64_t r = 0; r < s.rows;) {
+    const int64_t end = s.rows - r < chain_rows ? s.rows : r + chain_rows;
+    V part[kVectors], squared[kVectors];
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) part[v] = squared[v] = hn::Zero(d);
+    for (; r < end; ++r) {
+      const float* x = first + r * s.stride;
+      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+        const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), around[v]);
+        part[v] = hn::Add(part[v], distance);
+        squared[v] = hn::MulAdd(distance, distance, squared[v]);
+      }
+    }
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      sum[v] = hn::Add(sum[v], part[v]);
+      squares[v] = hn::Add(squares[v], squared[v]);
+    }
+  }
+  const V per_row = hn::Set(d, 1.0f / static_cast<float>(s.rows));
+  const V least = hn::Set(d, least_spread);
+  auto near = hn::FirstN(d, static_cast<size_t>(lanes));
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    const V distance = hn::Mul(sum[v], per_row);
+    moments.mean[v] = hn::Add(around[v], distance);
+    moments.m2[v] = hn::NegMulAdd(distance, sum[v], squares[v]);
+    near = hn::And(near, hn::Ge(moments.m2[v], hn::Mul(least, squares[v])));
+  }
+  return hn::AllTrue(d, near);
+}
+
+// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on
+// one another.
+template <int kVectors>
+HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c,
+                                          const Merge& merge) {
+  const StatisticsArguments s = arguments;
+  const D d;
+  Moments<kVectors> moments;
+  if (HWY_UNLIKELY(!one_pass_moments(s, c, moments))) two_pass_moments(s, c, moments);
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    const V mean = moments.mean[v];
+    const V m2 = moments.m2[v];
     float* mean_at = s.mean + c + v * lanes;
     float* m2_at = s.m2 + c + v * lanes;
     if (s.pixels_before == 0) {
-      hn::StoreU(sum[v], d, mean_at);
-      hn::StoreU(m2[v], d, m2_at);
+      hn::StoreU(mean, d, mean_at);
+      hn::StoreU(m2, d, m2_at);
       continue;
     }
     const V old_mean = hn::LoadU(d, mean_at);
-    const V delta = hn::Sub(sum[v], old_mean);
+    const V delta = hn::Sub(mean, old_mean);
     const V merged = hn::MulAdd(delta, hn::Set(d, merge.toward_new), old_mean);
-    hn::StoreU(hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(sum[v], old_mean)), d, mean_at);
+    hn::StoreU(hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(mean, old_mean)), d, mean_at);
     const V between = hn::Mul(hn::Mul(delta, delta), hn::Set(d, merge.spread));
-    hn::StoreU(hn::Add(hn::Add(hn::LoadU(d, m2_at), m2[v]), between), d, m2_at);
+    hn::StoreU(hn::Add(hn::Add(hn::LoadU(d, m2_at), m2), between), d, m2_at);
   }
 }
 
@@ -128,10 +199,6 @@ HWY_INLINE float planar_sum(const float* x, int64_t count) {
   }
   return lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
 }
-
-// A panel's values around their own mean take from the squares around 0 at most this share: the difference
-// keeps all but two bits.
-constexpr float least_spread = 0.25f;
 
 // Lanes are pixels: one channel a row. Sums are taken around 0 where neither the values before nor the panel
 // have a mean that outweighs their deviation. That costs one pass at most. Otherwise the first panel of a

@@ -24,9 +24,9 @@ class SlabTail final : public Kernel {
   const Slabs& slabs() const { return slabs_; }
 
  private:
-  // Slabs, and panels of channels last, that half of a L2 of 1 MiB holds beside the output.
-  static constexpr int64_t held_floats = 64 * 1024;
-  static constexpr SlabLimits limits{held_floats, held_floats, held_floats / 32, held_floats};
+  // Slabs, and panels of channels last: a L2 of 1 MiB holds them and their output.
+  static constexpr int64_t held_floats = 96 * 1024;
+  static constexpr SlabLimits limits{held_floats, held_floats, held_floats, held_floats};
 
   // Values of a worker for each column of a panel, in contiguous tensors for each of its channels. `zeros` is
   // the shift of a norm without a bias.

@@ -27,9 +27,12 @@ std::string Slabs::refusal(const Problem& problem, const SlabLimits& limits) {
   const Norm* norm = problem.block.norm();
   const int64_t slab = norm != nullptr ? channels / norm->group_count(channels) * pixels : pixels;
   if (pixels == 0) return "there are no pixels";
-  if (slab > limits.slab_elements)
-    return "slabs of more than " + std::to_string(limits.slab_elements) + " elements";
+  // Without a norm nothing waits for a whole slab.
+  const int64_t most = norm != nullptr ? limits.slab_elements : std::min(limits.slab_elements, live_floats);
+  if (slab > most) return "slabs of more than " + std::to_string(most) + " elements";
   if (channels_last(problem)) {
+    if (limits.strided_floats > 0 && std::min(least_columns, channels) * pixels > limits.strided_floats)
+      return "panels of more than " + std::to_string(limits.strided_floats) + " elements";
     return pixels > limits.rows ? "more than " + std::to_string(limits.rows) + " pixels of channels last" : "";
   }
   return pixels > limits.repeat ? "more than " + std::to_string(limits.repeat) + " pixels a channel" : "";
@@ -49,7 +52,7 @@ Slabs::Slabs(const Problem& problem, const SlabLimits& limits, int64_t live_pane
   columns = channels * repeat;
   slab_columns = columns / groups;
   int64_t wanted = live_floats / (rows * live_panels + live_column_arrays);
-  if (strided) wanted = std::max({wanted, least_columns, limits.strided_floats / rows});
+  if (strided) wanted = std::max({wanted, least_columns, norm ? limits.strided_floats / rows : 0});
   // Whole vectors, so that only the last panel of a sample has columns left over.
   const int64_t step = widest_vector / std::gcd(widest_vector, slab_columns);
   const int64_t slabs = wanted / slab_columns;

@@ -76,6 +76,8 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
     convolution_ = make_convolver(problem, isa, *lanes, units_.channels, wants_bound(isa, chain_));
   }
   choose_passes();
+  choose_joins(first_);
+  choose_joins(second_);
   choose_wave();
   lay_out_workspace();
 }
@@ -119,6 +121,15 @@ void BlockKernel::choose_passes() {
     if (segments[i].channels.begin % units_.channels == 0) unit_segments_.push_back(i);
   }
   unit_segments_.push_back(segments.size());
+}
+
+void BlockKernel::choose_joins(Pass& pass) const {
+  double count = 0;
+  for (int64_t block = 0; block < pass.statistics_blocks; ++block) {
+    const auto pixels = static_cast<double>(block_pixels(pass, block));
+    pass.joins.push_back({pixels / (count + pixels), count * pixels / (count + pixels)});
+    count += pixels;
+  }
 }
 
 // Panels of a convolution are transposed in L1 where the output has the other orientation. The last step then

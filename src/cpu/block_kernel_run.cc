@@ -306,14 +306,12 @@ BlockKernel::Moments BlockKernel::channel_moments(const Call& call, const Pass& 
   const float* first = statistics_of(call, unit, 0) + channel;
   Moments total{first[0], first[units_.channels]};
   if (pass.statistics_blocks == 1) return total;
-  auto count = static_cast<double>(block_pixels(pass, 0));
   for (int64_t block = 1; block < pass.statistics_blocks; ++block) {
     const float* at = statistics_of(call, unit, block) + channel;
-    const auto pixels = static_cast<double>(block_pixels(pass, block));
+    const Pass::Join& join = pass.joins[static_cast<size_t>(block)];
     const double delta = at[0] - total.mean;
-    total.mean += std::isfinite(delta) ? delta * pixels / (count + pixels) : at[0];
-    total.m2 += at[units_.channels] + delta * delta * count * pixels / (count + pixels);
-    count += pixels;
+    total.mean += std::isfinite(delta) ? delta * join.share : at[0];
+    total.m2 += at[units_.channels] + delta * delta * join.spread;
   }
   return total;
 }

@@ -177,6 +177,9 @@ constexpr double held_move = -0.6;
 constexpr double held_strided_move = 0.2;
 constexpr double held_slab_ns = 8;
 constexpr double held_column_ns = 1;
+// Strips of fewer columns than this are short streams from memory: 0.5 ns an element more.
+constexpr int64_t wide_strip = 128;
+constexpr double narrow_strip_ns = 0.5;
 constexpr double backward_strided_row_ns = 0.015;  // of three tensors, whose lines meet in L1
 
 double elements_of(const Problem& problem) {
@@ -302,6 +305,10 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&
   double ns = elements_of(problem) * element_ns;
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * held_slab_ns;
   if (strided) ns += channels_of(problem) * held_column_ns;
+  const Slabs& slabs = kernel.slabs();
+  if (strided && slabs.panels > 1 && slabs.panel_slabs * slabs.slab_columns < wide_strip) {
+    ns += elements_of(problem) * narrow_strip_ns;
+  }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   const double seconds = std::max(ns * 1e-9, bytes / rate.bytes_per_second);
   return seconds / tail_threads(problem) + hand_out_seconds;

@@ -12,6 +12,10 @@ constexpr int planar = static_cast<int>(Orientation::planar);
 // Panels of a worker: values, and a tensor operand.
 enum Buffer : int { values_buffer, operand_buffer, buffer_count };
 
+constexpr int64_t least_block_rows = 8;
+
+PanelView from_row(PanelView panel, int64_t row) { return {panel.data + row * panel.stride, panel.stride}; }
+
 }  // namespace
 
 SlabTail::SlabTail(const Problem& problem, const Isa& isa)
@@ -34,6 +38,8 @@ SlabTail::SlabTail(const Problem& problem, const Isa& isa)
       mean_ && slabs_.norm && chain_.after.size() == 1 && chain_.after[0].function == identity_step;
   sums_whole_slabs_ = slabs_.rows == 1 || (slabs_.slab_columns >= 8 * slabs_.rows && !mean_of_norm_);
   waits_in_output_ = slabs_.panel_floats > stream_panel_floats && !mean_ && output_.in_place();
+  const bool whole = slabs_.rows == 1 || sums_whole_slabs_ || !chain_.tensors.empty();
+  block_rows_ = whole ? slabs_.rows : std::max(least_block_rows, stream_panel_floats * slabs_.rows / slabs_.panel_floats);
   task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats);
   WorkspaceLayout layout(chain_.workspace_floats);
   const int64_t values = slabs_.panel_slabs * slabs_.slab_columns / slabs_.repeat;
@@ -56,7 +62,7 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
   chain_.load_parameters(problem_, arguments.parameters, floats);
   const int64_t count = slabs_.batch * slabs_.panels;
   executor.for_each(ceil_div(count, task_panels_), [&](int64_t task, int worker) {
-    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}, nullptr, nullptr};
+    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}, {}, nullptr, nullptr};
     std::fill_n(row(work, zeros), row_floats_, 0.0f);
     const int64_t end = std::min(count, (task + 1) * task_panels_);
     for (int64_t i = task * task_panels_; i < end; ++i) {
@@ -83,24 +89,41 @@ void SlabTail::begin(Work& work, const SlabRegion& region) const {
     return chain_.values(vector, region.sample, work.floats) + first_value(region);
   };
   work.region = region;
-  work.values = input_.view(isa_, region, work.arguments.input, work.own);
   work.weight = values(chain_.norm_weight, nullptr);
   work.shift = values(chain_.norm_bias, row(work, zeros));
 }
 
 void SlabTail::run_panel(Work& work) const {
   const bool writes = !mean_ && output_.in_place();
-  const size_t before = chain_.before.size();
-  const size_t count = before + chain_.after.size();
-  for (size_t i = 0; i < count; ++i) {
-    if (i == before) normalise(work);
-    if (i == before && mean_of_norm_) break;
-    apply(work, i < before ? chain_.before[i] : chain_.after[i - before], writes && i + 1 == count);
+  const PanelView input = input_.view(isa_, work.region, work.arguments.input, work.own);
+  const auto blocks = [&](PanelView from, auto&& f) {
+    PanelView first = from;
+    for (int64_t r = 0; r < slabs_.rows; r += block_rows_) {
+      work.rows = {r, std::min(slabs_.rows, r + block_rows_)};
+      work.values = from_row(from, r);
+      f();
+      if (r == 0) first = work.values;
+    }
+    return first;
+  };
+  PanelView values = blocks(input, [&] {
+    for (size_t i = 0; i < chain_.before.size(); ++i) {
+      apply(work, chain_.before[i], writes && chain_.after.empty() && i + 1 == chain_.before.size());
+    }
+    if (slabs_.norm) add_statistics(work);
+  });
+  if (slabs_.norm) finish_statistics(work, values);
+  if (!mean_of_norm_ && !chain_.after.empty()) {
+    values = blocks(values, [&] {
+      for (size_t i = 0; i < chain_.after.size(); ++i) {
+        apply(work, chain_.after[i], writes && i + 1 == chain_.after.size());
+      }
+    });
   }
   if (mean_) {
-    store_means(work);
-  } else if (!writes || count == 0) {
-    output_.store(isa_, work.region, work.arguments.output, work.values);
+    store_means(work, values);
+  } else if (!writes || (chain_.before.empty() && chain_.after.empty())) {
+    output_.store(isa_, work.region, work.arguments.output, values);
   }
 }
 
@@ -113,13 +136,14 @@ void SlabTail::apply(Work& work, const Step& step, bool last) const {
   StepArguments s = chain_.column_arguments(step, context, work.region.sample, first);
   s.src = work.values.data;
   s.src_stride = work.values.stride;
-  s.rows = slabs_.rows;
+  s.rows = work.rows.size();
   s.cols = work.region.columns.size();
   bind_operand(s, step, chain_, tensors_, isa_, work.region, work.arguments.parameters,
                work.own + operand_buffer * slabs_.panel_floats);
   const bool to_output = last || (waits_in_output_ && step.affine == Affine::none);
-  const PanelView to =
+  const PanelView panel =
       to_output ? output_.place(work.region, work.arguments.output) : PanelView{work.own, s.cols};
+  const PanelView to = from_row(panel, work.rows.begin);
   s.dst = const_cast<float*>(to.data);
   s.dst_stride = to.stride;
   work.values = to;
@@ -147,8 +171,16 @@ void SlabTail::apply_norm(const Work& work, const Step& step, const StepArgument
   isa_.slab_steps[step.function](s);
 }
 
+// Moments of each column, so far.
+void SlabTail::add_statistics(const Work& work) const {
+  if (sums_whole_slabs_) return;
+  isa_.statistics[interleaved]({work.values.data, work.values.stride, work.rows.size(),
+                                work.region.columns.size(), row(work, mean), row(work, m2), work.rows.begin,
+                                nullptr});
+}
+
 // Statistics of the panel's slabs, and what the norm does to each column.
-void SlabTail::normalise(const Work& work) const {
+void SlabTail::finish_statistics(const Work& work, PanelView values) const {
   ColumnNormArguments c;
   c.slabs = work.region.slabs.size();
   c.width = slabs_.slab_columns;
@@ -161,25 +193,23 @@ void SlabTail::normalise(const Work& work) const {
   c.centre = row(work, centre);
   c.scale = row(work, scale);
   if (sums_whole_slabs_) {
-    isa_.slab_statistics(
-        {work.values.data, work.values.stride, slabs_.rows, c.width, c.slabs, c.eps, c.statistics});
+    isa_.slab_statistics({values.data, values.stride, slabs_.rows, c.width, c.slabs, c.eps, c.statistics});
     if (slabs_.rows > 1) isa_.column_coefficients(c);
   } else {
-    isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows,
-                                  work.region.columns.size(), row(work, mean), row(work, m2), 0, nullptr});
     isa_.column_norm(c);
   }
   if (!mean_of_norm_) return;
-  for (int64_t i = 0; i < c.slabs; ++i) finish_means(work, i, c.statistics + 2 * i);
+  for (int64_t i = 0; i < c.slabs; ++i) finish_means(work, values, i, c.statistics + 2 * i);
 }
 
 // Means over the pixels of the norm's output, in row(scale): one for each channel of the slab.
-void SlabTail::finish_means(const Work& work, int64_t slab, const float* statistics) const {
+void SlabTail::finish_means(const Work& work, PanelView values, int64_t slab,
+                            const float* statistics) const {
   const int64_t width = slabs_.slab_columns;
   const int64_t channels = width / slabs_.repeat;
   float* means = row(work, scale) + slab * channels;
   if (slabs_.rows == 1) {
-    isa_.row_means(work.values.data + slab * width, channels, slabs_.repeat, statistics[0], means);
+    isa_.row_means(values.data + slab * width, channels, slabs_.repeat, statistics[0], means);
   } else {
     const float* of_columns = row(work, mean) + slab * width;
     for (int64_t c = 0; c < channels; ++c) means[c] = of_columns[c] - statistics[0];
@@ -195,13 +225,13 @@ void SlabTail::finish_means(const Work& work, int64_t slab, const float* statist
   for (int64_t c = 0; c < channels; ++c) means[c] = means[c] * factor * weight[c * repeat] + bias[c * repeat];
 }
 
-void SlabTail::store_means(const Work& work) const {
+void SlabTail::store_means(const Work& work, PanelView values) const {
   const Range channels{work.region.columns.begin / slabs_.repeat, work.region.columns.end / slabs_.repeat};
   float* means = row(work, scale);
   if (!mean_of_norm_ && slabs_.rows == 1) {
-    isa_.row_means(work.values.data, channels.size(), slabs_.repeat, 0, means);
+    isa_.row_means(values.data, channels.size(), slabs_.repeat, 0, means);
   } else if (!mean_of_norm_) {
-    isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, channels.size(), means,
+    isa_.statistics[interleaved]({values.data, values.stride, slabs_.rows, channels.size(), means,
                                   row(work, m2), 0, nullptr});
   }
   transfer(isa_, Direction::store, means_, work.arguments.output, {work.region.sample, channels, {0, 1}},

@@ -149,12 +149,14 @@ struct NormGradientArguments {
   const float* slope = nullptr;
 };
 
-// The same over slabs whose elements lie together, one slab behind the other. Per column is per element.
+// The same over slabs whose elements lie together, one slab behind the other. Per column is per element, or
+// per channel where `pixels` is not 0.
 struct SlabGradientArguments {
   const float* x = nullptr;
   const float* gradient = nullptr;
   int64_t slabs = 0;
   int64_t width = 0;                  // elements of a slab
+  int64_t pixels = 0;                 // of a channel, at least a vector
   const float* statistics = nullptr;  // mean and rstd of each slab
   const float* weights = nullptr;     // the norm's, per column; null: 1
   // Get gradient and gradient * xhat of each column, or are added to; null: not wanted.

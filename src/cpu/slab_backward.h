@@ -33,7 +33,9 @@ class SlabBackward final : public BackwardKernel {
   const Slabs& slabs() const { return slabs_; }
 
  private:
-  static constexpr SlabLimits limits{8 * 1024, 64, 128, 0};  // longer rows fill vectors by themselves
+  // A L2 of 1 MiB holds a slab of x, its gradients and what waits between the steps.
+  static constexpr int64_t held_floats = 48 * 1024;
+  static constexpr SlabLimits limits{held_floats, held_floats, held_floats, held_floats / 2};
 
   // The gradient of a parameter: a sum over pixels for each channel.
   struct Sum {
@@ -46,7 +48,7 @@ class SlabBackward final : public BackwardKernel {
     std::optional<size_t> parameter;  // of a tensor
     SlabTensor tensor;                // that tensor's gradient
   };
-  // Values of a worker for each column of a panel. `zeros` is the shift of a norm without a bias.
+  // Values of a worker for each column of a panel, or for each channel (Slabs::by_channel). `zeros` is the shift of a norm without a bias.
   enum Row : int { centre, inverse, scale, zeros, offset, slope, sums, products, row_count };
   // Panels of a worker behind the inputs of the steps.
   enum Extra : size_t { gradient_panel, operand_panel, argument_panel, extra_panels };
@@ -70,6 +72,8 @@ class SlabBackward final : public BackwardKernel {
   float* panel(const Work& work, size_t index) const;
   float* row(const Work& work, Row which) const;
   int64_t reduced_channels() const;
+  // Values of a parameter, and the region's first, in the layout of parameters.
+  int64_t values_of(int64_t columns) const { return columns / slabs_.repeat * slabs_.parameter_repeat(); }
   float* partial(float* floats, int64_t chunk, size_t sum) const;
 
   void run_panel(Work& work) const;
@@ -77,6 +81,7 @@ class SlabBackward final : public BackwardKernel {
   void prepare_norm(const Work& work) const;
   PanelView input_of(const Work& work, size_t step) const;
   StepArguments arguments_of(const Work& work, size_t step) const;
+  int orientation_of_step(const Step& step) const;
   PanelView output_gradient(const Work& work) const;
   PanelView destination(const Work& work, bool last) const;
   void step_back(Work& work, size_t step) const;
@@ -109,7 +114,7 @@ class SlabBackward final : public BackwardKernel {
   int64_t chunks_ = 1, strips_ = 1;
 
   // Offsets into the workspace and sizes, in floats.
-  int64_t partials_at_ = 0, workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;
+  int64_t row_floats_ = 0, partials_at_ = 0, workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;
 };
 
 }  // namespace onepass::cpu

@@ -115,7 +115,111 @@ class SlabNormBack {
   double product_ = 0;
 };
 
+// --------------------------------------------------------------------------- one coefficient a channel
+
+// Elements of a channel whose products are added in one go: chains of 32 on NEON.
+constexpr int64_t channel_strip = 32 * 4 * lanes;
+
+struct ChannelSums {
+  float gradient = 0;
+  float product = 0;  // with the distance from the mean
+};
+
+// At most a strip, of which `end - begin` is a vector at least or `begin` is behind one.
+HWY_INLINE ChannelSums channel_sums(const float* x, const float* g, int64_t begin, int64_t end, V centre) {
+  const D d;
+  V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  V product[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  const auto add = [&](int v, V gradient, V value) HWY_ATTR {
+    sum[v] = hn::Add(sum[v], gradient);
+    product[v] = hn::MulAdd(gradient, hn::Sub(value, centre), product[v]);
+  };
+  int64_t c = begin;
+  for (; c + 4 * lanes <= end; c += 4 * lanes) {
+    ONEPASS_UNROLL for (int v = 0; v < 4; ++v) {
+      add(v, hn::LoadU(d, g + c + v * lanes), hn::LoadU(d, x + c + v * lanes));
+    }
+  }
+  for (; c + lanes <= end; c += lanes) add(0, hn::LoadU(d, g + c), hn::LoadU(d, x + c));
+  if (c < end) add(1, last_lanes(load_last(g, end), end - c), load_last(x, end));
+  return {lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))),
+          lane_sum(hn::Add(hn::Add(product[0], product[1]), hn::Add(product[2], product[3])))};
+}
+
+// Everything is in local variables: what vectors are stored to may alias members of an object.
+template <bool kWeights>
+void channel_norm_back(const SlabGradientArguments& s) {
+  const D d;
+  const int64_t pixels = s.pixels;
+  const int64_t channels = s.width / pixels;
+  const int64_t slabs = s.slabs;
+  const int64_t whole = pixels - pixels % lanes;
+  const bool adds = s.add;
+  const float* x = s.x;
+  const float* g = s.gradient;
+  const float* weights = s.weights;
+  float* dst = s.dst;
+  float* sums = s.sums;
+  float* products = s.products;
+  const double share = 1 / static_cast<double>(s.width);
+  const auto keep = [adds](float* to, int64_t at, double value) HWY_ATTR {
+    if (to != nullptr) to[at] = static_cast<float>(adds ? to[at] + value : value);
+  };
+  for (int64_t slab = 0; slab < slabs; ++slab, x += s.width, g += s.width) {
+    const V centre = hn::Set(d, s.statistics[2 * slab]);
+    const float rstd = s.statistics[2 * slab + 1];
+    double total = 0;
+    double total_product = 0;
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      const float* row_x = x + channel * pixels;
+      const float* row_g = g + channel * pixels;
+      double sum = 0;
+      double product = 0;
+      for (int64_t begin = 0; begin < pixels; begin += channel_strip) {
+        const int64_t end = begin + channel_strip < pixels ? begin + channel_strip : pixels;
+        const ChannelSums part = channel_sums(row_x, row_g, begin, end, centre);
+        sum += part.gradient;
+        product += part.product;
+      }
+      product *= rstd;
+      const int64_t at = slab * channels + channel;
+      keep(sums, at, sum);
+      keep(products, at, product);
+      const double weight = kWeights ? weights[at] : 1;
+      total += weight * sum;
+      total_product += weight * product;
+    }
+    if (dst == nullptr) continue;
+    const double factor = rstd * share;
+    const V offset = hn::Set(d, static_cast<float>(factor * total));
+    const V slope = hn::Set(d, static_cast<float>(factor * total_product * rstd));
+    for (int64_t channel = 0; channel < channels; ++channel, dst += pixels) {
+      const float* row_x = x + channel * pixels;
+      const float* row_g = g + channel * pixels;
+      const V scale = hn::Set(d, kWeights ? rstd * weights[slab * channels + channel] : rstd);
+      const auto value = [&](V gradient, V of_x) HWY_ATTR {
+        return hn::MulSub(gradient, scale, hn::MulAdd(hn::Sub(of_x, centre), slope, offset));
+      };
+      // The last vector begins among elements that are overwritten where dst is the gradient.
+      const V last = value(load_last(row_g, pixels), load_last(row_x, pixels));
+      int64_t c = 0;
+      for (; c + 4 * lanes <= pixels; c += 4 * lanes) {
+        V result[4];
+        ONEPASS_UNROLL for (int v = 0; v < 4; ++v) {
+          result[v] = value(hn::LoadU(d, row_g + c + v * lanes), hn::LoadU(d, row_x + c + v * lanes));
+        }
+        ONEPASS_UNROLL for (int v = 0; v < 4; ++v) hn::StoreU(result[v], d, dst + c + v * lanes);
+      }
+      for (; c < whole; c += lanes) {
+        hn::StoreU(value(hn::LoadU(d, row_g + c), hn::LoadU(d, row_x + c)), d, dst + c);
+      }
+      if (whole < pixels) hn::StoreU(last, d, dst + pixels - lanes);
+    }
+  }
+}
+
 void slab_norm_back(const SlabGradientArguments& s) {
+  if (s.pixels > 0) return s.weights != nullptr ? channel_norm_back<true>(s) : channel_norm_back<false>(s);
   for (int64_t slab = 0; slab < s.slabs; ++slab) {
     s.weights != nullptr ? SlabNormBack<true>(s, slab).run() : SlabNormBack<false>(s, slab).run();
   }

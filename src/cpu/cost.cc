@@ -180,7 +180,6 @@ constexpr double held_column_ns = 1;
 // Strips of fewer columns than this are short streams from memory: 0.5 ns an element more.
 constexpr int64_t wide_strip = 128;
 constexpr double narrow_strip_ns = 0.5;
-constexpr double backward_strided_row_ns = 0.0;  // of three tensors, whose lines meet in L1
 
 double elements_of(const Problem& problem) {
   return static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
@@ -191,10 +190,6 @@ double elements_of(const Problem& problem) {
 double tail_threads(const Problem& problem) {
   const double tasks = std::ceil(elements_of(problem) / static_cast<double>(stream_task_elements));
   return std::clamp<double>(tasks, 1, problem.device.threads);
-}
-
-double strided_ns(const Slabs& slabs, double row_ns) {
-  return slabs.rows > 1 ? row_ns * static_cast<double>(slabs.rows) : 0;
 }
 
 double slabs_of(const Slabs& slabs) {
@@ -317,8 +312,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const SlabBackward& kernel) {
   const Rates& rate = rates_of(isa);
   double ns =
-      elements_of(problem.forward) * (backward_element_ns(rate, problem.forward.block, 1, Kept::nothing) +
-                                      strided_ns(kernel.slabs(), backward_strided_row_ns));
+      elements_of(problem.forward) * backward_element_ns(rate, problem.forward.block, 1, Kept::nothing);
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
   const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
   return seconds / tail_threads(problem.forward) + hand_out_seconds;

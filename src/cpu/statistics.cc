@@ -70,85 +70,98 @@ HWY_NOINLINE void two_pass_moments(const StatisticsArguments& s, int64_t c, Mome
   }
 }
 
-// Rows whose distances are added in one chain.
-constexpr int64_t chain_rows = 32;
+// Rows whose distances are added in one chain, and whose columns are taken together: few streams from memory.
+constexpr int64_t block_rows = 16;
+constexpr int64_t most_columns = 512;
 
-// One pass: distances from the mean so far, or from the first rows' mean. False where a mean lies too far from
-// that.
-template <int kVectors>
-HWY_INLINE bool one_pass_moments(const StatisticsArguments& s, int64_t c, Moments<kVectors>& moments) {
+// Distances from the mean so far, or from that of the first rows, of up to most_columns columns.
+struct Distances {
+  HWY_ALIGN float around[most_columns];
+  HWY_ALIGN float sum[most_columns];
+  HWY_ALIGN float squares[most_columns];
+};
+
+HWY_INLINE V first_mean(const StatisticsArguments& s, int64_t c) {
   const D d;
-  V around[kVectors], sum[kVectors], squares[kVectors];
+  if (s.pixels_before > 0) return hn::LoadU(d, s.mean + c);
   const float* first = s.src + c;
-  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-    if (s.pixels_before > 0) {
-      around[v] = hn::LoadU(d, s.mean + c + v * lanes);
-    } else {
-      around[v] = hn::LoadU(d, first + v * lanes);
-      if (s.rows >= 4) {
-        const V pair = hn::Add(around[v], hn::LoadU(d, first + s.stride + v * lanes));
-        const V other = hn::Add(hn::LoadU(d, first + 2 * s.stride + v * lanes),
-                                hn::LoadU(d, first + 3 * s.stride + v * lanes));
-        around[v] = hn::Mul(hn::Add(pair, other), hn::Set(d, 0.25f));
-      }
-    }
-    sum[v] = squares[v] = hn::Zero(d);
-  }
-  for (int64_t r = 0; r < s.rows;) {
-    const int64_t end = s.rows - r < chain_rows ? s.rows : r + chain_rows;
-    V part[kVectors], squared[kVectors];
-    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) part[v] = squared[v] = hn::Zero(d);
-    for (; r < end; ++r) {
-      const float* x = first + r * s.stride;
-      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-        const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), around[v]);
-        part[v] = hn::Add(part[v], distance);
-        squared[v] = hn::MulAdd(distance, distance, squared[v]);
-      }
-    }
-    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-      sum[v] = hn::Add(sum[v], part[v]);
-      squares[v] = hn::Add(squares[v], squared[v]);
-    }
-  }
-  const V per_row = hn::Set(d, 1.0f / static_cast<float>(s.rows));
-  const V least = hn::Set(d, least_spread);
-  auto near = hn::FirstN(d, static_cast<size_t>(lanes));
-  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-    const V distance = hn::Mul(sum[v], per_row);
-    moments.mean[v] = hn::Add(around[v], distance);
-    moments.m2[v] = hn::NegMulAdd(distance, sum[v], squares[v]);
-    near = hn::And(near, hn::Ge(moments.m2[v], hn::Mul(least, squares[v])));
-  }
-  return hn::AllTrue(d, near);
+  if (s.rows < 4) return hn::LoadU(d, first);
+  const V pair = hn::Add(hn::LoadU(d, first), hn::LoadU(d, first + s.stride));
+  const V other = hn::Add(hn::LoadU(d, first + 2 * s.stride), hn::LoadU(d, first + 3 * s.stride));
+  return hn::Mul(hn::Add(pair, other), hn::Set(d, 0.25f));
 }
 
-// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on
-// one another.
+// Rows [begin, end) of kVectors vectors of columns: c is the first in the panel, `at` in the strip.
 template <int kVectors>
-HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c,
-                                          const Merge& merge) {
-  const StatisticsArguments s = arguments;
+HWY_INLINE void add_distances(const StatisticsArguments& s, int64_t c, int64_t at, int64_t begin, int64_t end,
+                              Distances& distances) {
   const D d;
-  Moments<kVectors> moments;
-  if (HWY_UNLIKELY(!one_pass_moments(s, c, moments))) two_pass_moments(s, c, moments);
+  V around[kVectors], sum[kVectors], squares[kVectors];
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-    const V mean = moments.mean[v];
-    const V m2 = moments.m2[v];
-    float* mean_at = s.mean + c + v * lanes;
-    float* m2_at = s.m2 + c + v * lanes;
-    if (s.pixels_before == 0) {
-      hn::StoreU(mean, d, mean_at);
-      hn::StoreU(m2, d, m2_at);
-      continue;
+    around[v] = begin == 0 ? first_mean(s, c + v * lanes) : hn::Load(d, distances.around + at + v * lanes);
+    sum[v] = squares[v] = hn::Zero(d);
+  }
+  const int64_t stride = s.stride;
+  const float* x = s.src + begin * stride + c;
+  for (int64_t r = begin; r < end; ++r, x += stride) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), around[v]);
+      sum[v] = hn::Add(sum[v], distance);
+      squares[v] = hn::MulAdd(distance, distance, squares[v]);
     }
+  }
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    if (begin == 0) {
+      hn::Store(around[v], d, distances.around + at + v * lanes);
+    } else {
+      sum[v] = hn::Add(sum[v], hn::Load(d, distances.sum + at + v * lanes));
+      squares[v] = hn::Add(squares[v], hn::Load(d, distances.squares + at + v * lanes));
+    }
+    hn::Store(sum[v], d, distances.sum + at + v * lanes);
+    hn::Store(squares[v], d, distances.squares + at + v * lanes);
+  }
+}
+
+// One vector of columns, from its distances. Where its mean lies too far from what they were taken from, two
+// passes are made.
+HWY_INLINE void finish_columns(const StatisticsArguments& s, int64_t c, int64_t at, const Merge& merge,
+                               const Distances& distances) {
+  const D d;
+  const V sum = hn::Load(d, distances.sum + at);
+  const V squares = hn::Load(d, distances.squares + at);
+  const V distance = hn::Mul(sum, hn::Set(d, 1.0f / static_cast<float>(s.rows)));
+  V mean = hn::Add(hn::Load(d, distances.around + at), distance);
+  V m2 = hn::NegMulAdd(distance, sum, squares);
+  if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Ge(m2, hn::Mul(hn::Set(d, least_spread), squares))))) {
+    Moments<1> moments;
+    two_pass_moments(s, c, moments);
+    mean = moments.mean[0];
+    m2 = moments.m2[0];
+  }
+  float* mean_at = s.mean + c;
+  float* m2_at = s.m2 + c;
+  if (s.pixels_before > 0) {
     const V old_mean = hn::LoadU(d, mean_at);
     const V delta = hn::Sub(mean, old_mean);
     const V merged = hn::MulAdd(delta, hn::Set(d, merge.toward_new), old_mean);
-    hn::StoreU(hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(mean, old_mean)), d, mean_at);
+    mean = hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(mean, old_mean));
     const V between = hn::Mul(hn::Mul(delta, delta), hn::Set(d, merge.spread));
-    hn::StoreU(hn::Add(hn::Add(hn::LoadU(d, m2_at), m2), between), d, m2_at);
+    m2 = hn::Add(hn::Add(hn::LoadU(d, m2_at), m2), between);
   }
+  hn::StoreU(mean, d, mean_at);
+  hn::StoreU(m2, d, m2_at);
+}
+
+// Lanes are channels: pixels are rows. Columns [begin, end) are whole vectors.
+void whole_columns(const StatisticsArguments& s, int64_t begin, int64_t end, const Merge& merge) {
+  Distances distances;
+  for (int64_t r = 0; r < s.rows; r += block_rows) {
+    const int64_t last = s.rows - r < block_rows ? s.rows : r + block_rows;
+    int64_t c = begin;
+    for (; c + 4 * lanes <= end; c += 4 * lanes) add_distances<4>(s, c, c - begin, r, last, distances);
+    for (; c < end; c += lanes) add_distances<1>(s, c, c - begin, r, last, distances);
+  }
+  for (int64_t c = begin; c < end; c += lanes) finish_columns(s, c, c - begin, merge, distances);
 }
 
 // A last vector that columns do not fill goes through a copy: memory behind the last column belongs to
@@ -166,7 +179,7 @@ void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const 
     for (int64_t r = 0; r < s.rows; ++r) {
       std::memcpy(copy + r * lanes, s.src + r * s.stride + c, static_cast<size_t>(rest) * sizeof(float));
     }
-    return interleaved_statistics_of<1>(part, 0, merge);
+    return whole_columns(part, 0, lanes, merge);
   }
   for (int64_t first = 0; first < s.rows; first += rows_at_once) {
     StatisticsArguments strip = s;
@@ -179,10 +192,11 @@ void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const 
 
 void interleaved_statistics(const StatisticsArguments& s) {
   const Merge merge(s.pixels_before, s.rows);
-  int64_t c = 0;
-  for (; c + 4 * lanes <= s.cols; c += 4 * lanes) interleaved_statistics_of<4>(s, c, merge);
-  for (; c + lanes <= s.cols; c += lanes) interleaved_statistics_of<1>(s, c, merge);
-  if (c < s.cols) interleaved_statistics_rest(s, c, merge);
+  const int64_t whole = s.cols - s.cols % lanes;
+  for (int64_t c = 0; c < whole; c += most_columns) {
+    whole_columns(s, c, whole - c < most_columns ? whole : c + most_columns, merge);
+  }
+  if (whole < s.cols) interleaved_statistics_rest(s, whole, merge);
 }
 
 HWY_INLINE float planar_sum(const float* x, int64_t count) {

@@ -141,31 +141,41 @@ void plain_step(const StepArguments& arguments) {
   planar_step<kStep, kAffine>(s);
 }
 
+// Rows whose columns are taken together: few streams from memory.
+constexpr int64_t block_rows = 16;
+
 // Columns outside, rows inside: the coefficients of a few channels stay in registers.
 template <int kStep, Affine kAffine>
-void interleaved_step(const StepArguments& arguments) {
-  if constexpr (!Coefficients<kStep, kAffine>::any) return plain_step<kStep, kAffine>(arguments);
+HWY_INLINE void interleaved_rows(const StepArguments& s, int64_t begin, int64_t end) {
   constexpr int vectors = in_flight_of(kStep, kAffine, Orientation::interleaved);
-  const StepArguments s = arguments;
   const V a = hn::Set(D(), s.a);
   const V b = hn::Set(D(), s.b);
   Coefficients<kStep, kAffine> coefficients[vectors];
   int64_t c = 0;
   for (; c + vectors * lanes <= s.cols; c += vectors * lanes) {
     ONEPASS_UNROLL for (int v = 0; v < vectors; ++v) coefficients[v].load(s, c + v * lanes);
-    for (int64_t r = 0; r < s.rows; ++r) {
+    for (int64_t r = begin; r < end; ++r) {
       step_vectors<kStep, kAffine, Orientation::interleaved, vectors>(StepRow(s, r), c, a, b, coefficients);
     }
   }
   for (; c + lanes <= s.cols; c += lanes) {
     coefficients[0].load(s, c);
-    for (int64_t r = 0; r < s.rows; ++r) {
+    for (int64_t r = begin; r < end; ++r) {
       step_vectors<kStep, kAffine, Orientation::interleaved, 1>(StepRow(s, r), c, a, b, coefficients);
     }
   }
   if (c == s.cols) return;
   coefficients[0].load(s, c);
-  for (int64_t r = 0; r < s.rows; ++r) step_rest(StepRow(s, r), c, s.cols - c, a, b, coefficients[0]);
+  for (int64_t r = begin; r < end; ++r) step_rest(StepRow(s, r), c, s.cols - c, a, b, coefficients[0]);
+}
+
+template <int kStep, Affine kAffine>
+void interleaved_step(const StepArguments& arguments) {
+  if constexpr (!Coefficients<kStep, kAffine>::any) return plain_step<kStep, kAffine>(arguments);
+  const StepArguments s = arguments;
+  for (int64_t r = 0; r < s.rows; r += block_rows) {
+    interleaved_rows<kStep, kAffine>(s, r, s.rows - r < block_rows ? s.rows : r + block_rows);
+  }
 }
 
 template <int kStep, Affine kAffine>

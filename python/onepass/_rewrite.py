@@ -292,7 +292,7 @@ def _is_taken(text: str, input: Tensor, parameters: list[Any], call: Call) -> bo
     if _is_any_autocast_enabled() or any(tensor.dtype is not torch.float32 for tensor in tensors):
         return False
     gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return _cpu.takes_norm(text, call.input, torch.get_num_threads(), gradients)
+    return _cpu.takes_norm(text, call.input, gradients)
 
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled

@@ -12,7 +12,9 @@ constexpr int planar = static_cast<int>(Orientation::planar);
 // Panels of a worker: values, and a tensor operand.
 enum Buffer : int { values_buffer, operand_buffer, buffer_count };
 
-constexpr int64_t least_block_rows = 8;
+// It follows from the channels alone, not from the panel, which follows from the batch too.
+constexpr int64_t block_floats = stream_panel_floats;
+constexpr int64_t least_block_rows = 16;
 
 PanelView from_row(PanelView panel, int64_t row) { return {panel.data + row * panel.stride, panel.stride}; }
 
@@ -39,7 +41,7 @@ SlabTail::SlabTail(const Problem& problem, const Isa& isa)
   sums_whole_slabs_ = slabs_.rows == 1 || (slabs_.slab_columns >= 8 * slabs_.rows && !mean_of_norm_);
   waits_in_output_ = slabs_.panel_floats > stream_panel_floats && !mean_ && output_.in_place();
   const bool whole = slabs_.rows == 1 || sums_whole_slabs_ || !chain_.tensors.empty();
-  block_rows_ = whole ? slabs_.rows : std::max(least_block_rows, stream_panel_floats * slabs_.rows / slabs_.panel_floats);
+  block_rows_ = whole ? slabs_.rows : std::max(least_block_rows, block_floats / slabs_.channels);
   task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats);
   WorkspaceLayout layout(chain_.workspace_floats);
   const int64_t values = slabs_.panel_slabs * slabs_.slab_columns / slabs_.repeat;

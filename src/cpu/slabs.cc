@@ -12,6 +12,7 @@ constexpr int64_t live_floats = 12 * 1024;  // of a L1 of 64 KiB
 // Of channels last: a panel has this many columns or more, so that its rows are a few cache lines.
 constexpr int64_t least_columns = 32;
 constexpr int64_t widest_vector = 16;
+constexpr int64_t wanted_panels = 16;
 
 int64_t pixels_of(const Problem& problem) { return TensorMap(problem.input).pixels(); }
 
@@ -52,7 +53,9 @@ Slabs::Slabs(const Problem& problem, const SlabLimits& limits, int64_t live_pane
   columns = channels * repeat;
   slab_columns = columns / groups;
   int64_t wanted = live_floats / (rows * live_panels + live_column_arrays);
-  if (strided) wanted = std::max({wanted, least_columns, norm ? limits.strided_floats / rows : 0});
+  // Enough panels for several threads. How a tensor is cut does not change what a slab gives.
+  const int64_t share = batch * columns * rows / wanted_panels;
+  if (strided) wanted = std::max({wanted, least_columns, norm ? std::min(limits.strided_floats, share) / rows : 0});
   // Whole vectors, so that only the last panel of a sample has columns left over.
   const int64_t step = widest_vector / std::gcd(widest_vector, slab_columns);
   const int64_t slabs = wanted / slab_columns;

@@ -71,7 +71,7 @@ HWY_NOINLINE void two_pass_moments(const StatisticsArguments& s, int64_t c, Mome
 }
 
 // Rows whose distances are added in one chain, and whose columns are taken together: few streams from memory.
-constexpr int64_t block_rows = 16;
+constexpr int64_t block_rows = 8;
 constexpr int64_t most_columns = 512;
 
 // Distances from the mean so far, or from that of the first rows, of up to most_columns columns.

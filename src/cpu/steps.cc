@@ -142,7 +142,7 @@ void plain_step(const StepArguments& arguments) {
 }
 
 // Rows whose columns are taken together: few streams from memory.
-constexpr int64_t block_rows = 16;
+constexpr int64_t block_rows = 8;
 
 // Columns outside, rows inside: the coefficients of a few channels stay in registers.
 template <int kStep, Affine kAffine>

@@ -34,23 +34,24 @@ HWY_INLINE void add_norm_sums(const NormGradientArguments& n, int64_t c, int64_t
   const int64_t rows = end - begin;
   float* sums = n.sums + c;
   float* products = n.products + c;
-  V centre[kVectors], sum[kVectors], product[kVectors];
+  V centre[kVectors], inverse[kVectors], sum[kVectors], product[kVectors];
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
     centre[v] = hn::LoadU(d, n.centre + c + v * lanes);
+    inverse[v] = hn::LoadU(d, n.inverse + c + v * lanes);
     sum[v] = product[v] = hn::Zero(d);
   }
   for (int64_t r = 0; r < rows; ++r, x += x_stride, g += g_stride) {
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
       const V of_g = kWhole ? hn::LoadU(d, g + v * lanes) : load_some(g, count);
-      V distance = hn::Sub(kWhole ? hn::LoadU(d, x + v * lanes) : load_some(x, count), centre[v]);
+      const V of_x = kWhole ? hn::LoadU(d, x + v * lanes) : load_some(x, count);
+      V xhat = hn::Mul(hn::Sub(of_x, centre[v]), inverse[v]);
       // Lanes behind the last column add nothing, whatever their centre is.
-      if constexpr (!kWhole) distance = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count)), distance);
+      if constexpr (!kWhole) xhat = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count)), xhat);
       sum[v] = hn::Add(sum[v], of_g);
-      product[v] = hn::MulAdd(of_g, distance, product[v]);
+      product[v] = hn::MulAdd(of_g, xhat, product[v]);
     }
   }
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-    product[v] = hn::Mul(product[v], hn::LoadU(d, n.inverse + c + v * lanes));
     if (begin > 0) {
       sum[v] = hn::Add(sum[v], hn::LoadU(d, sums + v * lanes));
       product[v] = hn::Add(product[v], hn::LoadU(d, products + v * lanes));
@@ -60,7 +61,7 @@ HWY_INLINE void add_norm_sums(const NormGradientArguments& n, int64_t c, int64_t
   }
 }
 
-// dst = gradient * scale - offset - (x - centre) * (inverse * slope)
+// dst = gradient * scale - offset - xhat * slope
 template <int kVectors, bool kWhole>
 HWY_INLINE void take_norm_back(const NormGradientArguments& n, int64_t c, int64_t begin, int64_t end,
                                int64_t count) {
@@ -72,10 +73,11 @@ HWY_INLINE void take_norm_back(const NormGradientArguments& n, int64_t c, int64_
   const int64_t g_stride = n.gradient_stride;
   const int64_t dst_stride = n.dst_stride;
   const int64_t rows = end - begin;
-  V centre[kVectors], slope[kVectors], scale[kVectors], offset[kVectors];
+  V centre[kVectors], inverse[kVectors], slope[kVectors], scale[kVectors], offset[kVectors];
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
     centre[v] = hn::LoadU(d, n.centre + c + v * lanes);
-    slope[v] = hn::Mul(hn::LoadU(d, n.inverse + c + v * lanes), hn::LoadU(d, n.slope + c + v * lanes));
+    inverse[v] = hn::LoadU(d, n.inverse + c + v * lanes);
+    slope[v] = hn::LoadU(d, n.slope + c + v * lanes);
     scale[v] = hn::LoadU(d, n.scale + c + v * lanes);
     offset[v] = hn::LoadU(d, n.offset + c + v * lanes);
   }
@@ -83,8 +85,9 @@ HWY_INLINE void take_norm_back(const NormGradientArguments& n, int64_t c, int64_
     V result[kVectors];
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
       const V of_g = kWhole ? hn::LoadU(d, g + v * lanes) : load_some(g, count);
-      const V distance = hn::Sub(kWhole ? hn::LoadU(d, x + v * lanes) : load_some(x, count), centre[v]);
-      result[v] = hn::MulSub(of_g, scale[v], hn::MulAdd(distance, slope[v], offset[v]));
+      const V of_x = kWhole ? hn::LoadU(d, x + v * lanes) : load_some(x, count);
+      const V xhat = hn::Mul(hn::Sub(of_x, centre[v]), inverse[v]);
+      result[v] = hn::MulSub(of_g, scale[v], hn::MulAdd(xhat, slope[v], offset[v]));
     }
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
       if constexpr (kWhole) {

@@ -97,13 +97,15 @@ void BlockKernel::choose_middle() {
 
 void BlockKernel::choose_passes() {
   first_.orientation = first_orientation();
-  first_.grid = make_grid(units_.channels, pixels_, first_.orientation);
+  first_.cut = convolution_ ? first_.orientation : cut_orientation(input_, first_.orientation);
+  first_.grid = make_grid(units_.channels, pixels_, first_.cut);
   first_.steps = chain_.before;
   first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
   const bool keeps_orientation = mean_ || middle_ == Middle::input || stores_turned();
   second_.orientation =
       keeps_orientation ? first_.orientation : step_orientation(output_, channels_, isa_.lanes);
-  second_.grid = make_grid(units_.channels, pixels_, second_.orientation);
+  second_.cut = convolution_ ? second_.orientation : cut_orientation(input_, second_.orientation);
+  second_.grid = make_grid(units_.channels, pixels_, second_.cut);
   if (middle_ == Middle::input) second_.steps = chain_.before;
   second_.steps.insert(second_.steps.end(), chain_.after.begin(), chain_.after.end());
   second_.statistics_blocks = second_.grid.pixel_parts;

@@ -35,6 +35,7 @@ enum class Middle : uint8_t {
 // One way over all panels of a unit.
 struct Pass {
   Orientation orientation = Orientation::planar;
+  Orientation cut = Orientation::planar;  // how tasks and panels are cut
   Grid grid;  // of streaming tasks; the first pass of a convolution has its own
   std::vector<Step> steps;
   int64_t statistics_blocks = 0;  // partial statistics per channel, merged in this order

@@ -177,7 +177,7 @@ constexpr double held_move = -0.6;
 constexpr double held_strided_move = 0.2;
 constexpr double held_slab_ns = 8;
 constexpr double held_column_ns = 1;
-// Strips of fewer columns than this are short streams from memory: 0.5 ns an element more.
+// Strips of fewer columns than this are short streams from memory: 0.5 ns more an element of each tensor.
 constexpr int64_t wide_strip = 128;
 constexpr double narrow_strip_ns = 0.5;
 
@@ -190,6 +190,10 @@ double elements_of(const Problem& problem) {
 double tail_threads(const Problem& problem) {
   const double tasks = std::ceil(elements_of(problem) / static_cast<double>(stream_task_elements));
   return std::clamp<double>(tasks, 1, problem.device.threads);
+}
+
+bool has_narrow_strips(const Slabs& slabs) {
+  return slabs.rows > 1 && slabs.panels > 1 && slabs.panel_slabs * slabs.slab_columns < wide_strip;
 }
 
 double slabs_of(const Slabs& slabs) {
@@ -300,10 +304,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&
   double ns = elements_of(problem) * element_ns;
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * held_slab_ns;
   if (strided) ns += channels_of(problem) * held_column_ns;
-  const Slabs& slabs = kernel.slabs();
-  if (strided && slabs.panels > 1 && slabs.panel_slabs * slabs.slab_columns < wide_strip) {
-    ns += elements_of(problem) * narrow_strip_ns;
-  }
+  if (has_narrow_strips(kernel.slabs())) ns += elements_of(problem) * narrow_strip_ns;
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   const double seconds = std::max(ns * 1e-9, bytes / rate.bytes_per_second);
   return seconds / tail_threads(problem) + hand_out_seconds;
@@ -314,6 +315,7 @@ double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const S
   double ns =
       elements_of(problem.forward) * backward_element_ns(rate, problem.forward.block, 1, Kept::nothing);
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
+  if (has_narrow_strips(kernel.slabs())) ns += 3 * elements_of(problem.forward) * narrow_strip_ns;
   const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
   return seconds / tail_threads(problem.forward) + hand_out_seconds;
 }

@@ -36,7 +36,7 @@ enum class Middle : uint8_t {
 struct Pass {
   Orientation orientation = Orientation::planar;
   Orientation cut = Orientation::planar;  // how tasks and panels are cut
-  Grid grid;  // of streaming tasks; the first pass of a convolution has its own
+  Grid grid;                              // of streaming tasks; the first pass of a convolution has its own
   std::vector<Step> steps;
   int64_t statistics_blocks = 0;  // partial statistics per channel, merged in this order
   // How the statistics of each block join those before it: their share of the mean, and what the squared

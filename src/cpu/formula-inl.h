@@ -1,5 +1,5 @@
-// The formulas of pointwise steps over vectors, and how many vectors of a step are in flight. Compiled once per
-// SIMD target.
+// The formulas of pointwise steps over vectors, and how many vectors of a step are in flight. Compiled once
+// per SIMD target.
 
 #if defined(ONEPASS_CPU_FORMULA_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ONEPASS_CPU_FORMULA_INL_H_

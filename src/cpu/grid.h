@@ -31,8 +31,8 @@ inline Orientation step_orientation(const TensorMap& map, int64_t channels, int6
   return channels < lanes ? Orientation::planar : orientation_of(map);
 }
 
-// How a tensor is cut into tasks and panels of these steps: along pixels where channels alternate, so that turned
-// ones are read and written together.
+// How a tensor is cut into tasks and panels of these steps: along pixels where channels alternate, so that
+// turned ones are read and written together.
 inline Orientation cut_orientation(const TensorMap& map, Orientation steps) {
   return steps == Orientation::planar ? orientation_of(map) : steps;
 }

@@ -18,7 +18,8 @@ namespace onepass::cpu {
 // In the files compiled once per target.
 ONEPASS_DECLARE_FOR_TARGETS(void fill_steps(Isa& isa); void fill_statistics(Isa& isa);
                             void fill_transfers(Isa& isa); void fill_gradient(Isa& isa);
-                            void fill_norm_gradient(Isa& isa); void fill_slab_norm(Isa& isa); void fill_slab_gradient(Isa& isa); void fill_convolution(Isa& isa);
+                            void fill_norm_gradient(Isa& isa); void fill_slab_norm(Isa& isa);
+                            void fill_slab_gradient(Isa& isa); void fill_convolution(Isa& isa);
                             void fill_dot_tile(Isa& isa); void fill_group_tile(Isa& isa);)
 
 namespace {

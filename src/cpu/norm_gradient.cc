@@ -16,9 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
 
-// Rows at a time: few streams from memory, and short chains of additions. Coefficients of some columns stay in
-// registers for so many rows. Everything is in local variables: what vectors are stored to may alias members
-// of an object.
+// Rows at a time: few streams from memory, and short chains of additions. Coefficients of some columns stay
+// in registers for so many rows. Everything is in local variables: what vectors are stored to may alias
+// members of an object.
 constexpr int64_t block_rows = 16;
 constexpr int column_vectors = 4;
 

@@ -48,7 +48,8 @@ class SlabBackward final : public BackwardKernel {
     std::optional<size_t> parameter;  // of a tensor
     SlabTensor tensor;                // that tensor's gradient
   };
-  // Values of a worker for each column of a panel, or for each channel (Slabs::by_channel). `zeros` is the shift of a norm without a bias.
+  // Values of a worker for each column of a panel, or for each channel (Slabs::by_channel). `zeros` is the
+  // shift of a norm without a bias.
   enum Row : int { centre, inverse, scale, zeros, offset, slope, sums, products, row_count };
   // Panels of a worker behind the inputs of the steps.
   enum Extra : size_t { gradient_panel, operand_panel, argument_panel, extra_panels };

@@ -199,8 +199,8 @@ HWY_INLINE void keep_values(const float* values, int64_t count, bool add, float*
   for (int64_t c = 0; c < count; ++c) to[c] = add ? to[c] + values[c] : values[c];
 }
 
-// The sum of values times weights; `count` values, and zeros up to a whole vector. Weights behind the last are
-// another slab's.
+// The sum of values times weights; `count` values, and zeros up to a whole vector. Weights behind the last
+// are another slab's.
 template <bool kWeights>
 HWY_INLINE float weighted_sum(const float* values, const float* weights, int64_t count) {
   const D d;

@@ -38,8 +38,7 @@ HWY_INLINE SlabSums slab_distances(const SlabStatisticsArguments& s, const float
   SlabSums total;
   for (int64_t r = 0; r < s.rows; ++r, x += s.stride) {
     for (int64_t c = 0; c < s.width; c += most_sum) {
-      const RowSums part =
-          planar_distances(x + c, s.width - c < most_sum ? s.width - c : most_sum, centre);
+      const RowSums part = planar_distances(x + c, s.width - c < most_sum ? s.width - c : most_sum, centre);
       total.sum += part.sum;
       total.squares += part.squares;
     }
@@ -65,7 +64,8 @@ void slab_statistics(const SlabStatisticsArguments& arguments) {
     float mean = static_cast<float>(first + sums.sum * share);
     double m2 = sums.squares - sums.sum * (sums.sum * share);
     if (HWY_UNLIKELY(!(m2 >= least_spread * sums.squares))) {
-      const float plain = std::isfinite(mean) ? mean : static_cast<float>(slab_distances(s, x, 0).sum * share);
+      const float plain =
+          std::isfinite(mean) ? mean : static_cast<float>(slab_distances(s, x, 0).sum * share);
       sums = slab_distances(s, x, plain);
       const double correction = sums.sum * share;
       mean = std::isfinite(correction) ? static_cast<float>(plain + correction) : plain;

@@ -64,7 +64,8 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
   chain_.load_parameters(problem_, arguments.parameters, floats);
   const int64_t count = slabs_.batch * slabs_.panels;
   executor.for_each(ceil_div(count, task_panels_), [&](int64_t task, int worker) {
-    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}, {}, nullptr, nullptr};
+    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}, {},
+              nullptr,   nullptr};
     std::fill_n(row(work, zeros), row_floats_, 0.0f);
     const int64_t end = std::min(count, (task + 1) * task_panels_);
     for (int64_t i = task * task_panels_; i < end; ++i) {
@@ -205,8 +206,7 @@ void SlabTail::finish_statistics(const Work& work, PanelView values) const {
 }
 
 // Means over the pixels of the norm's output, in row(scale): one for each channel of the slab.
-void SlabTail::finish_means(const Work& work, PanelView values, int64_t slab,
-                            const float* statistics) const {
+void SlabTail::finish_means(const Work& work, PanelView values, int64_t slab, const float* statistics) const {
   const int64_t width = slabs_.slab_columns;
   const int64_t channels = width / slabs_.repeat;
   float* means = row(work, scale) + slab * channels;
@@ -233,8 +233,8 @@ void SlabTail::store_means(const Work& work, PanelView values) const {
   if (!mean_of_norm_ && slabs_.rows == 1) {
     isa_.row_means(values.data, channels.size(), slabs_.repeat, 0, means);
   } else if (!mean_of_norm_) {
-    isa_.statistics[interleaved]({values.data, values.stride, slabs_.rows, channels.size(), means,
-                                  row(work, m2), 0, nullptr});
+    isa_.statistics[interleaved](
+        {values.data, values.stride, slabs_.rows, channels.size(), means, row(work, m2), 0, nullptr});
   }
   transfer(isa_, Direction::store, means_, work.arguments.output, {work.region.sample, channels, {0, 1}},
            Orientation::interleaved, means, channels.size());

@@ -1,4 +1,5 @@
-// A tail of small slabs on the CPU: a panel of whole slabs goes through all steps while a core's cache holds it.
+// A tail of small slabs on the CPU: a panel of whole slabs goes through all steps while a core's cache holds
+// it.
 //   steps up to the norm -> mean and variance of each slab -> norm and the steps after it -> output or means
 // The input is read once and the output written once. A slab that L1 does not hold is held by L2.
 #pragma once

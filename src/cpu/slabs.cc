@@ -34,7 +34,8 @@ std::string Slabs::refusal(const Problem& problem, const SlabLimits& limits) {
   if (channels_last(problem)) {
     if (limits.strided_floats > 0 && std::min(least_columns, channels) * pixels > limits.strided_floats)
       return "panels of more than " + std::to_string(limits.strided_floats) + " elements";
-    return pixels > limits.rows ? "more than " + std::to_string(limits.rows) + " pixels of channels last" : "";
+    return pixels > limits.rows ? "more than " + std::to_string(limits.rows) + " pixels of channels last"
+                                : "";
   }
   return pixels > limits.repeat ? "more than " + std::to_string(limits.repeat) + " pixels a channel" : "";
 }
@@ -55,7 +56,8 @@ Slabs::Slabs(const Problem& problem, const SlabLimits& limits, int64_t live_pane
   int64_t wanted = live_floats / (rows * live_panels + live_column_arrays);
   // Enough panels for several threads. How a tensor is cut does not change what a slab gives.
   const int64_t share = batch * columns * rows / wanted_panels;
-  if (strided) wanted = std::max({wanted, least_columns, norm ? std::min(limits.strided_floats, share) / rows : 0});
+  if (strided)
+    wanted = std::max({wanted, least_columns, norm ? std::min(limits.strided_floats, share) / rows : 0});
   // Whole vectors, so that only the last panel of a sample has columns left over.
   const int64_t step = widest_vector / std::gcd(widest_vector, slab_columns);
   const int64_t slabs = wanted / slab_columns;

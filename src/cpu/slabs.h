@@ -40,10 +40,10 @@ struct SlabRegion {
 
 // Which tails a kernel cuts so, and how large its panels are.
 struct SlabLimits {
-  int64_t slab_elements;    // of the largest slab
-  int64_t repeat;           // pixels of a channel in contiguous tensors
-  int64_t rows;             // pixels of channels last
-  int64_t strided_floats;   // of a panel of channels last; 0: as many as L1 holds
+  int64_t slab_elements;   // of the largest slab
+  int64_t repeat;          // pixels of a channel in contiguous tensors
+  int64_t rows;            // pixels of channels last
+  int64_t strided_floats;  // of a panel of channels last; 0: as many as L1 holds
 };
 
 struct Slabs {

@@ -39,8 +39,8 @@ struct Moments {
   HWY_INLINE Moments() {}  // GCC does not give an implicit one the target's attributes
 };
 
-// Two passes over the panel, which is in L1: a mean, then the distances from it and their own mean. The second
-// mean removes the rounding of the first: a constant slab has variance 0, not its ulp squared.
+// Two passes over the panel, which is in L1: a mean, then the distances from it and their own mean. The
+// second mean removes the rounding of the first: a constant slab has variance 0, not its ulp squared.
 template <int kVectors>
 HWY_NOINLINE void two_pass_moments(const StatisticsArguments& s, int64_t c, Moments<kVectors>& moments) {
   const D d;

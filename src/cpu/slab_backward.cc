@@ -31,7 +31,7 @@ int64_t live_panels(const Problem& problem) {
 SlabBackward::SlabBackward(const BackwardProblem& problem, const Isa& isa)
     : problem_(problem),
       isa_(isa),
-      slabs_(problem.forward, limits, live_panels(problem.forward), row_count, isa.lanes),
+      slabs_(problem.forward, limits_of(problem.forward), live_panels(problem.forward), row_count, isa.lanes),
       chain_(problem.forward, slabs_.parameter_repeat()),
       steps_(chain_.before),
       norm_at_(chain_.before.size()),

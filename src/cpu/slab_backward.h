@@ -21,7 +21,7 @@ class SlabBackward final : public BackwardKernel {
  public:
   SlabBackward(const BackwardProblem& problem, const Isa& isa);
 
-  static std::string refusal(const Problem& forward) { return Slabs::refusal(forward, limits); }
+  static std::string refusal(const Problem& forward) { return Slabs::refusal(forward, limits_of(forward)); }
 
   size_t workspace_bytes() const override { return static_cast<size_t>(workspace_floats_) * sizeof(float); }
   bool reads_statistics() const override { return slabs_.norm; }
@@ -35,7 +35,11 @@ class SlabBackward final : public BackwardKernel {
  private:
   // A L2 of 1 MiB holds a slab of x, its gradients and what waits between the steps.
   static constexpr int64_t held_floats = 48 * 1024;
-  static constexpr SlabLimits limits{held_floats, held_floats, held_floats, held_floats / 2};
+  // A norm alone keeps nothing between steps. Its larger slabs are read twice from memory, as everywhere.
+  static SlabLimits limits_of(const Problem& forward) {
+    const int64_t most = (forward.block.stages().size() == 1 ? 4 : 1) * held_floats;
+    return {most, most, held_floats, held_floats / 2};
+  }
 
   // The gradient of a parameter: a sum over pixels for each channel.
   struct Sum {

@@ -292,7 +292,10 @@ def _is_taken(text: str, input: Tensor, parameters: list[Any], call: Call) -> bo
     if _is_any_autocast_enabled() or any(tensor.dtype is not torch.float32 for tensor in tensors):
         return False
     gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return _cpu.takes_norm(text, call.input, gradients)
+    try:
+        return _cpu.takes_norm(text, call.input, gradients)
+    except TypeError:  # symbolic sizes have no hash
+        return False
 
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled

@@ -170,6 +170,8 @@ TEST(SmallSlabs, AreLeftToOtherRowsWhereTheyAreNotSmall) {
   // Nothing waits for a norm: the input is streamed in its order.
   EXPECT_EQ(plan(Problem::parse("relu | tanh @ 16x128x5x5 nhwc")).strategy(), "tail");
   EXPECT_EQ(refusal_of("group_norm(1) | relu @ 1x10x9999"), "slabs of more than 98304 elements");
+  EXPECT_EQ(refusal_of("group_norm(2) | relu @ 1x8x9999"),
+            "a sample has few slabs of more than 32768 elements");
   EXPECT_EQ(refusal_of("relu | mean @ 1x8x12289"), "slabs of more than 12288 elements");
   EXPECT_EQ(refusal_of("group_norm(32) | relu @ 1x32x43x60 nhwc"), "panels of more than 65536 elements");
   EXPECT_EQ(refusal_of("conv2d(3,4) @ 1x3x9x9"), "the block has a convolution");

@@ -13,6 +13,7 @@ constexpr int64_t live_floats = 12 * 1024;  // of a L1 of 64 KiB
 constexpr int64_t least_columns = 32;
 constexpr int64_t widest_vector = 16;
 constexpr int64_t wanted_panels = 16;
+constexpr int64_t least_large_slabs = 4;
 
 int64_t pixels_of(const Problem& problem) { return TensorMap(problem.input).pixels(); }
 
@@ -31,6 +32,9 @@ std::string Slabs::refusal(const Problem& problem, const SlabLimits& limits) {
   // Without a norm nothing waits for a whole slab.
   const int64_t most = norm != nullptr ? limits.slab_elements : std::min(limits.slab_elements, live_floats);
   if (slab > most) return "slabs of more than " + std::to_string(most) + " elements";
+  // A slab is one task: other rows have more of them for several threads.
+  if (slab > stream_task_elements && channels * pixels / slab < least_large_slabs)
+    return "a sample has few slabs of more than " + std::to_string(stream_task_elements) + " elements";
   if (channels_last(problem)) {
     if (limits.strided_floats > 0 && std::min(least_columns, channels) * pixels > limits.strided_floats)
       return "panels of more than " + std::to_string(limits.strided_floats) + " elements";

@@ -85,6 +85,8 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
     convolution_ = make_convolver(convolved, isa, *lanes, units_.channels, wants_bound(isa, chain_));
   }
   choose_passes();
+  choose_joins(first_);
+  choose_joins(second_);
   choose_wave();
   lay_out_workspace();
 }
@@ -104,13 +106,15 @@ void BlockKernel::choose_middle() {
 
 void BlockKernel::choose_passes() {
   first_.orientation = first_orientation();
-  first_.grid = make_grid(units_.channels, pixels_, first_.orientation);
+  first_.cut = convolution_ ? first_.orientation : cut_orientation(input_, first_.orientation);
+  first_.grid = make_grid(units_.channels, pixels_, first_.cut);
   first_.steps = chain_.before;
   first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
   const bool keeps_orientation = mean_ || middle_ == Middle::input || stores_turned();
   second_.orientation =
       keeps_orientation ? first_.orientation : step_orientation(output_, channels_, isa_.lanes);
-  second_.grid = make_grid(units_.channels, pixels_, second_.orientation);
+  second_.cut = convolution_ ? second_.orientation : cut_orientation(input_, second_.orientation);
+  second_.grid = make_grid(units_.channels, pixels_, second_.cut);
   if (middle_ == Middle::input) second_.steps = chain_.before;
   second_.steps.insert(second_.steps.end(), chain_.after.begin(), chain_.after.end());
   second_.statistics_blocks = second_.grid.pixel_parts;
@@ -128,6 +132,15 @@ void BlockKernel::choose_passes() {
     if (segments[i].channels.begin % units_.channels == 0) unit_segments_.push_back(i);
   }
   unit_segments_.push_back(segments.size());
+}
+
+void BlockKernel::choose_joins(Pass& pass) const {
+  double count = 0;
+  for (int64_t block = 0; block < pass.statistics_blocks; ++block) {
+    const auto pixels = static_cast<double>(block_pixels(pass, block));
+    pass.joins.push_back({pixels / (count + pixels), count * pixels / (count + pixels)});
+    count += pixels;
+  }
 }
 
 // Panels of a convolution are transposed in L1 where the output has the other orientation. The last step then

@@ -35,9 +35,17 @@ enum class Middle : uint8_t {
 // One way over all panels of a unit.
 struct Pass {
   Orientation orientation = Orientation::planar;
-  Grid grid;  // of streaming tasks; the first pass of a convolution has its own
+  Orientation cut = Orientation::planar;  // how tasks and panels are cut
+  Grid grid;                              // of streaming tasks; the first pass of a convolution has its own
   std::vector<Step> steps;
   int64_t statistics_blocks = 0;  // partial statistics per channel, merged in this order
+  // How the statistics of each block join those before it: their share of the mean, and what the squared
+  // distance of the means counts.
+  struct Join {
+    double share = 0;
+    double spread = 0;
+  };
+  std::vector<Join> joins;
 };
 
 class BlockKernel final : public Kernel {
@@ -89,6 +97,7 @@ class BlockKernel final : public Kernel {
 
   void choose_middle();
   void choose_passes();
+  void choose_joins(Pass& pass) const;
   Orientation first_orientation() const;
   bool stores_turned() const;
   void choose_wave();

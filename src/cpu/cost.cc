@@ -188,9 +188,16 @@ constexpr double channel_ns = 25;
 constexpr double backward_row_ns = 60;
 constexpr double backward_unit_ns = 100;
 constexpr double slab_ns = 20;
-// Of an element for each row of a panel: rows of channels last lie apart.
-constexpr double strided_row_ns = 0.002;
-constexpr double backward_strided_row_ns = 0.015;  // of three tensors, whose lines meet in L1
+// Of a tail whose slabs stay in a core's cache: its share of move_ns for an element, and of channels last; a
+// slab, and a column of channels last. Norms alone take 0.29 to 0.36 and 0.45 to 0.65 ns an element, where
+// those of panels from memory take 0.4 to 0.8.
+constexpr double held_move = -0.6;
+constexpr double held_strided_move = 0.2;
+constexpr double held_slab_ns = 8;
+constexpr double held_column_ns = 1;
+// Strips of fewer columns than this are short streams from memory: 0.5 ns more an element of each tensor.
+constexpr int64_t wide_strip = 128;
+constexpr double narrow_strip_ns = 0.5;
 
 double elements_of(const Problem& problem) {
   return static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
@@ -203,8 +210,8 @@ double tail_threads(const Problem& problem) {
   return std::clamp<double>(tasks, 1, problem.device.threads);
 }
 
-double strided_ns(const Slabs& slabs, double row_ns) {
-  return slabs.rows > 1 ? row_ns * static_cast<double>(slabs.rows) : 0;
+bool has_narrow_strips(const Slabs& slabs) {
+  return slabs.rows > 1 && slabs.panels > 1 && slabs.panel_slabs * slabs.slab_columns < wide_strip;
 }
 
 double slabs_of(const Slabs& slabs) {
@@ -310,9 +317,13 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
 
 double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail& kernel) {
   const Rates& rate = rates_of(isa);
-  double ns = elements_of(problem) *
-              (forward_element_ns(rate, problem.block) + strided_ns(kernel.slabs(), strided_row_ns));
-  if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
+  const bool strided = kernel.slabs().rows > 1;
+  double element_ns = forward_element_ns(rate, problem.block);
+  if (kernel.slabs().norm) element_ns += ((strided ? held_strided_move : held_move) - 1) * rate.move_ns;
+  double ns = elements_of(problem) * element_ns;
+  if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * held_slab_ns;
+  if (strided) ns += channels_of(problem) * held_column_ns;
+  if (has_narrow_strips(kernel.slabs())) ns += elements_of(problem) * narrow_strip_ns;
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   const double seconds = std::max(ns * 1e-9, bytes / rate.bytes_per_second);
   return seconds / tail_threads(problem) + hand_out_seconds;
@@ -321,9 +332,9 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const SlabBackward& kernel) {
   const Rates& rate = rates_of(isa);
   double ns =
-      elements_of(problem.forward) * (backward_element_ns(rate, problem.forward.block, 1, Kept::nothing) +
-                                      strided_ns(kernel.slabs(), backward_strided_row_ns));
+      elements_of(problem.forward) * backward_element_ns(rate, problem.forward.block, 1, Kept::nothing);
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
+  if (has_narrow_strips(kernel.slabs())) ns += 3 * elements_of(problem.forward) * narrow_strip_ns;
   const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
   return seconds / tail_threads(problem.forward) + hand_out_seconds;
 }

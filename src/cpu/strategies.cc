@@ -57,7 +57,7 @@ std::string tail_refusal(const Problem& problem) {
 
 std::string slab_tail_refusal(const Problem& problem) {
   std::string reason = tail_refusal(problem);
-  return reason.empty() ? Slabs::refusal(problem) : reason;
+  return reason.empty() ? SlabTail::refusal(problem) : reason;
 }
 
 std::string gradients_refusal(const BackwardProblem& problem) {
@@ -76,7 +76,7 @@ std::string tail_backward_refusal(const BackwardProblem& problem) {
 
 std::string slab_backward_refusal(const BackwardProblem& problem) {
   std::string reason = tail_backward_refusal(problem);
-  return reason.empty() ? Slabs::refusal(problem.forward) : reason;
+  return reason.empty() ? SlabBackward::refusal(problem.forward) : reason;
 }
 
 template <Lanes lanes>

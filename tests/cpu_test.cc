@@ -269,6 +269,32 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnPlanesInPlace) {
   expect_agreement(blocks, "conv_planes", 83);
 }
 
+// Positions by pointers: one tap and many, borders, classes with and without taps, groups, several samples
+// and blocks of one, chunks of taps and of channels, inputs that are turned, weights of 16 bits.
+TEST(CpuStrategies, AgreeWithTheReferenceOnPositionsByPointers) {
+  const char* const blocks[] = {
+      "conv2d(24,12,k=1) | relu @ 5x24x2x3 nhwc",
+      "conv2d(24,12,k=1) | relu @ 5x24x2x3",
+      "conv2d(500,40,k=1) | swish | group_norm(4) | relu @ 2x500x13x29 nhwc",
+      "conv2d(300,40,k=1) | swish | group_norm(4) | relu @ 2x300x13x29",
+      "conv2d(130,9,k=3,p=1) | gelu | group_norm(3) | mean @ 7x130x4x3 nhwc",
+      "conv2d(130,9,k=3,p=1) | gelu | group_norm(3) | mean @ 7x130x4x3 bf16",
+      "conv2d(19,23,k=5,p=2) | gelu @ 2x19x3x31 f16 nhwc",
+      "conv3d(17,24,k=2,s=2,p=1) | swish | group_norm(4) | relu @ 5x17x3x2x4",
+      "conv3d(17,24,k=2,s=2,p=1) | swish | group_norm(4) | relu @ 5x17x3x2x4 nhwc",
+      "conv2d(24,36,k=3,groups=3,p=1) | group_norm(6) | tanh @ 4x24x9x13 nhwc",
+      "conv_transpose3d(20,33,k=3,s=2) | relu @ 1x20x4x4x4 nhwc",
+      "conv_transpose3d(20,33,k=3,s=2) | relu @ 3x20x4x4x4",
+      "conv_transpose2d(20,33,k=2,s=3,p=1,op=2) | relu | group_norm(11) @ 3x20x14x9 nhwc",
+      "conv_transpose2d(18,12,k=1,groups=3) | relu | mean @ 2x18x19x23",
+      "conv_transpose2d(8,12,k=5,s=2,p=2,groups=2) | relu | mean @ 2x8x19x23 f16 nhwc",
+      "conv1d(300,33,k=5,p=2,d=2) | group_norm(33) | mean @ 9x300x17",
+      "conv2d(3,300,k=3,s=2,p=1) | relu | instance_norm | tanh @ 2x3x29x31 nhwc",
+      "conv2d(6,5,k=7,p=6,d=2) | relu @ 2x6x5x4 nhwc",
+  };
+  expect_agreement(blocks, "conv_indirect", 91);
+}
+
 // Strides that are picked from vectors and others, ragged blocks of channels, rows shorter than a vector.
 TEST(CpuStrategies, AgreeWithTheReferenceOnStridedRows) {
   const char* const blocks[] = {
@@ -335,8 +361,8 @@ TEST(CpuStrategies, TakeLanesOfGroupsForManyOfThem) {
 TEST(CpuStrategies, ReadPlanesInPlaceForFewOutputs) {
   const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
   EXPECT_EQ(chosen("conv1d(512,1,k=1) | relu @ 2x512x4000"), "conv_planes");
-  EXPECT_EQ(chosen("conv2d(512,16,k=1) | relu @ 1x512x80x44 nhwc"), "conv_term_lanes");
-  EXPECT_EQ(chosen("conv2d(256,256,k=1) | relu @ 1x256x64x64"), "conv_channel_lanes");
+  EXPECT_EQ(chosen("conv2d(512,16,k=1) | relu @ 1x512x80x44 nhwc"), "conv_indirect");
+  EXPECT_EQ(chosen("conv2d(256,256,k=1) | relu @ 1x256x64x64"), "conv_indirect");
 }
 
 TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {
@@ -373,6 +399,8 @@ TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
       {"conv2d(70,70,k=3,p=1,groups=70) | gelu | group_norm(7) | tanh @ 3x70x6x9 nhwc", "conv_group_lanes"},
       {"conv2d(40,9,k=1) | gelu | group_norm(3) @ 5x40x6x9 nhwc", "conv_term_lanes"},
       {"conv2d(40,9,k=1) | gelu | group_norm(3) @ 5x40x6x9", "conv_planes"},
+      {"conv2d(40,9,k=3,p=1) | gelu | group_norm(3) @ 5x40x6x9 nhwc", "conv_indirect"},
+      {"conv_transpose2d(40,9,k=3,s=2) | gelu | group_norm(3) @ 9x40x3x4", "conv_indirect"},
   };
   for (const auto& [text, strategy] : blocks) {
     const Problem all = Problem::parse(text, Device::cpu(thread_count));

@@ -287,8 +287,8 @@ TEST(ProblemValidation, SpecsThatDoNotBelongToTheBlockAreRefused) {
   problem.parameters[1].sizes = {9};
   EXPECT_EQ(refusal_of(problem), "conv_bias: the sizes are 9, must be 8");
   problem = good;
-  problem.parameters[0].strides = {9, 1, 3};
-  EXPECT_EQ(refusal_of(problem), "conv_weight: the strides are 9x1x3, must be contiguous: 9x3x1");
+  problem.parameters[0].strides = {12, 4, 1};
+  EXPECT_EQ(refusal_of(problem), "conv_weight: the strides are 12x4x1, must be contiguous: 9x3x1");
 }
 
 TEST(ProblemValidation, StrideOfASingleElementDoesNotMatter) {

@@ -1,4 +1,4 @@
-// Tails of small slabs on the CPU: the rows whose panels hold whole slabs, in both layouts and all types.
+// Tails of small slabs on the CPU: rows whose panels hold whole slabs, in both layouts and all types.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -36,6 +36,14 @@ constexpr const char* small_slabs[] = {
     "prelu(per=channel) | group_norm(100) | channel_mul(per=sample) | residual_add @ 18x500x3",
     "residual_add | group_norm(10) | prelu @ 17x130x6x6",
     "channel_add(per=sample) | group_norm(2) | channel_mul | swish | mean @ 3x514x3x3",
+    // Channels of many pixels that fill no vectors, slabs that L1 does not hold, many rows of channels last.
+    "relu | group_norm(4) | hardswish @ 2x16x19x13",
+    "group_norm(2) @ 1x4x4999",
+    "hardswish | group_norm(1) | mean @ 1x3x4001",
+    "group_norm(2) | mean @ 2x6x33x9",
+    "prelu(per=channel) | group_norm(3) | channel_add | tanh @ 2x12x67",
+    "group_norm(66,affine=false) | leaky_relu @ 2x66x23x11",
+    "relu | group_norm(8) | residual_add | relu6 @ 1x128x17x23",
 };
 
 std::vector<std::string> problems() {
@@ -127,10 +135,14 @@ TEST(SmallSlabs, GiveTheSameBitsForAnyThreadCount) {
 // Samples alone have the bits they have in a batch.
 TEST(SmallSlabs, KeepASampleFromItsNeighbours) {
   SerialExecutor executor;
-  for (const Layout layout : {Layout::nchw, Layout::nhwc}) {
+  const Shape shapes[] = {{5, 420, 3, 3}, {5, 60, 31, 17}};  // the second is cut by the batch
+  for (int i = 0; i < 4; ++i) {
+    const Layout layout = i % 2 == 0 ? Layout::nchw : Layout::nhwc;
     const Block block = Block::parse("gelu | group_norm(60) | swish");
-    const Problem all(block, {5, 420, 3, 3}, DType::f32, Device::cpu(), layout);
-    const Problem one(block, {1, 420, 3, 3}, DType::f32, Device::cpu(), layout);
+    Shape shape = shapes[i / 2];
+    const Problem all(block, shape, DType::f32, Device::cpu(), layout);
+    shape[0] = 1;
+    const Problem one(block, shape, DType::f32, Device::cpu(), layout);
     const Operands operands = random_operands(all, Distribution::normal, 7);
     const std::vector<double> together = run(plan(all, {forward_row, ""}), operands, executor).output;
     for (size_t n = 0; n < 5; ++n) {
@@ -157,9 +169,11 @@ TEST(SmallSlabs, AreLeftToOtherRowsWhereTheyAreNotSmall) {
   EXPECT_EQ(plan(Problem::parse("relu | group_norm(32) | relu @ 16x128x5x5 nhwc")).strategy(), forward_row);
   // Nothing waits for a norm: the input is streamed in its order.
   EXPECT_EQ(plan(Problem::parse("relu | tanh @ 16x128x5x5 nhwc")).strategy(), "tail");
-  EXPECT_EQ(refusal_of("group_norm(1) | relu @ 1x1024x9"), "slabs of more than 8192 elements");
-  EXPECT_EQ(refusal_of("group_norm(8) | relu @ 1x8x65"), "more than 64 pixels a channel");
-  EXPECT_EQ(refusal_of("group_norm(8) | relu @ 1x8x43x3 nhwc"), "more than 128 pixels of channels last");
+  EXPECT_EQ(refusal_of("group_norm(1) | relu @ 1x10x9999"), "slabs of more than 98304 elements");
+  EXPECT_EQ(refusal_of("group_norm(2) | relu @ 1x8x9999"),
+            "a sample has few slabs of more than 32768 elements");
+  EXPECT_EQ(refusal_of("relu | mean @ 1x8x12289"), "slabs of more than 12288 elements");
+  EXPECT_EQ(refusal_of("group_norm(32) | relu @ 1x32x43x60 nhwc"), "panels of more than 65536 elements");
   EXPECT_EQ(refusal_of("conv2d(3,4) @ 1x3x9x9"), "the block has a convolution");
 }
 

@@ -63,7 +63,9 @@ struct ONEPASS_API Problem {
   Block block;
   TensorSpec input;
   TensorSpec output;
-  std::vector<TensorSpec> parameters;  // one for each of block.parameters(input.sizes)
+  // One for each of block.parameters(input.sizes). Vectors and weights are contiguous. On a CPU the weights
+  // of a convolution may lie channels last.
+  std::vector<TensorSpec> parameters;
   Device device;
   Precision precision = Precision::f32;
   Numerics numerics = Numerics::pytorch;

@@ -83,7 +83,7 @@ CudaProblem::CudaProblem(const std::string& block, const CallSpecs& specs, DType
 WholeProblem::WholeProblem(const std::string& block, const CallSpecs& specs, const std::string& numerics,
                            int device)
     : problem(Block::parse(block), specs.input.sizes, specs.input.dtype) {
-  CallProblem call(block, specs, specs.input.dtype);
+  CallProblem call(block, specs, specs.input.dtype, Copies::all);
   problem = std::move(call.problem);
   copied = std::move(call.copied);
   problem.device = Device::cuda(device);

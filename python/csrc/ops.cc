@@ -61,7 +61,7 @@ BackwardPlan plan_for_threads(BackwardProblem problem, int threads) {
 }
 
 ForwardPlan make_forward(const std::string& block, const CallSpecs& specs, DType out_dtype, int threads) {
-  CallProblem call(block, specs, out_dtype);
+  CallProblem call(block, specs, out_dtype, Copies::few);
   return {plan_for_threads(call.problem, threads), std::move(call.copied), statistics_spec(call.problem)};
 }
 
@@ -87,7 +87,7 @@ std::shared_ptr<const ForwardPlan> forward_plan(const std::string& block, const 
 
 BackwardPlanOfCall make_backward(const std::string& block, const CallSpecs& specs, const TensorSpec& gradient,
                                  std::vector<bool> wanted, int threads) {
-  CallProblem call(block, specs, gradient.dtype);
+  CallProblem call(block, specs, gradient.dtype, Copies::few);
   auto problem = backward_problem(std::move(call.problem), specs, gradient, std::move(wanted));
   return {plan_for_threads(std::move(problem), threads), std::move(call.copied)};
 }

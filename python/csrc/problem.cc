@@ -13,14 +13,15 @@ bool is_tensor_operand(const Block& block, const Parameter& parameter) {
   return pointwise && argument_kind(pointwise->op) == ArgumentKind::tensor;
 }
 
-bool is_contiguous(const TensorSpec& spec) {
-  int64_t stride = 1;
-  for (size_t d = spec.sizes.size(); d-- > 0;) {
-    if (spec.sizes[d] > 1 && spec.strides[d] != stride) return false;
-    stride *= spec.sizes[d];
+bool lies(const TensorSpec& spec, Layout layout) {
+  const Shape strides = TensorSpec::dense(spec.dtype, spec.sizes, layout).strides;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] > 1 && spec.strides[d] != strides[d]) return false;
   }
   return true;
 }
+
+bool is_contiguous(const TensorSpec& spec) { return lies(spec, Layout::nchw); }
 
 Layout layout_of(const TensorSpec& spec) { return is_channels_last(spec) ? Layout::nhwc : Layout::nchw; }
 
@@ -47,7 +48,7 @@ CallSpecs CallTensors::specs() const {
   return specs;
 }
 
-CallProblem::CallProblem(const std::string& block, const CallSpecs& specs, DType out_dtype)
+CallProblem::CallProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, Copies copies)
     : problem(Block::parse(block), specs.input.sizes, specs.input.dtype),
       copied(specs.parameters.size(), false) {
   const Layout layout = output_layout(problem.block, specs);
@@ -58,6 +59,8 @@ CallProblem::CallProblem(const std::string& block, const CallSpecs& specs, DType
   for (size_t i = 0; i < expected.size() && i < problem.parameters.size(); ++i) {
     TensorSpec& spec = problem.parameters[i];
     if (is_tensor_operand(problem.block, expected[i]) || is_contiguous(spec)) continue;
+    const bool weights = expected[i].role == Parameter::Role::conv_weight;
+    if (weights && copies == Copies::few && lies(spec, Layout::nhwc)) continue;
     spec = TensorSpec::dense(spec.dtype, spec.sizes);
     copied[i] = true;
   }
@@ -77,8 +80,12 @@ BackwardProblem backward_problem(Problem forward, const CallSpecs& specs, const 
   problem.output_gradient = output_gradient;
   problem.input_gradient = dense(specs.input);
   problem.parameter_gradients.clear();
-  for (const TensorSpec& spec : problem.forward.parameters)
-    problem.parameter_gradients.push_back(dense(spec));
+  const auto expected = problem.forward.block.parameters(specs.input.sizes);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const TensorSpec& spec = problem.forward.parameters[i];
+    const bool any = is_tensor_operand(problem.forward.block, expected[i]);
+    problem.parameter_gradients.push_back(any ? dense(spec) : TensorSpec::dense(spec.dtype, spec.sizes));
+  }
   problem.wanted = std::move(wanted);
   return problem;
 }

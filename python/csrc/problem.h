@@ -33,15 +33,18 @@ struct CallTensors {
   CallSpecs specs() const;
 };
 
-// A problem, and which parameters must be copied for it: weights are read contiguous (they are small), while
-// the input and tensors of its size are read where they lie.
+// Whether weights in channels last are copied too: the rows of a CPU read them.
+enum class Copies : uint8_t { few, all };
+
+// A problem, and which parameters must be copied for it: weights are read contiguous, while the input and
+// tensors of its size are read where they lie.
 struct CallProblem {
   Problem problem;
   std::vector<bool> copied;
 
   // For one thread. The output lies as PyTorch's own convolution and norm would leave it: channels last where
   // the input or the convolution's weight is.
-  CallProblem(const std::string& block, const CallSpecs& specs, DType out_dtype);
+  CallProblem(const std::string& block, const CallSpecs& specs, DType out_dtype, Copies copies);
 };
 
 // The backward problem of a call: gradients lie as what they belong to would if it were dense.

@@ -1,4 +1,5 @@
-"""Whether a fused block on the CPU runs whole, or as PyTorch's convolution and then one operator.
+"""Whether a fused block on the CPU runs whole, or as PyTorch's convolution and then one operator; and whether a
+norm alone is the library's.
 
 On a GPU the library decides that itself. The library's convolutions compute in f32: with 16-bit tensors and
 many channels PyTorch's are faster, where the processor multiplies such elements itself.
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass._conv_gradients import format_of
-from onepass._description import Conv, describe
+from onepass._description import Conv, Norm, describe
 
 T = TypeVar("T")
 _MODES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -111,3 +112,32 @@ def _rate(conv: Conv, mode: str) -> float | None:
     kind = "wide" if min(conv.in_channels, conv.out_channels) >= _WIDE else "thin"
     kind = "tap" if kind == "wide" and max(conv.kernel) == 1 else kind
     return rates.get(kind)
+
+
+# PyTorch's norms of f32 with channels last, from so many pixels on, read rows as they lie: 0.44 to 0.6 ns an
+# element forward, where the library takes 0.5 to 0.67 with many channels. Their steps take 1.1 to 1.7 ns with
+# eight channels a slab and more, the library's 1.6 to 1.9 with many channels; with fewer a slab 2.5 to 73.
+# Below they take 0.6 to 9 ns forward, the library 0.5 to 0.8. Contiguous ones take 0.64 to 3.3, the library
+# 0.35 to 1.3; steps 1.5 to 10 and 1.15 to 3.2. Neoverse V1, one thread, PyTorch 2.11.
+_ROW_PIXELS, _ROW_CHANNELS = 1024, 128
+_ROW_STEP_PIXELS, _ROW_STEP_CHANNELS, _ROW_STEP_WIDTH = 2048, 64, 8
+
+
+@functools.lru_cache(maxsize=4096)
+def takes_norm(block: str, input: Geometry, gradients: bool) -> bool:
+    """Whether a norm alone is predicted to be faster here than PyTorch's in the same layout.
+
+    `gradients`: whether any are wanted. On x86 nothing was measured: PyTorch keeps it.
+    """
+    sizes, strides, _, _ = input
+    if not on_core(True, False) or 0 in sizes:
+        return False
+    channels, pixels = sizes[1], math.prod(sizes[2:])
+    if format_of(sizes, strides) == torch.contiguous_format:
+        return True
+    if not gradients:
+        return pixels < _ROW_PIXELS or channels < _ROW_CHANNELS
+    if pixels < _ROW_STEP_PIXELS or channels < _ROW_STEP_CHANNELS:
+        return True
+    norm = next(stage for stage in describe(block).stages if isinstance(stage, Norm))
+    return channels // norm.group_count(channels) < _ROW_STEP_WIDTH

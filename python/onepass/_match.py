@@ -56,6 +56,11 @@ class Chain:
         return [stage for stage in self.stages if stage.text]
 
     @property
+    def is_norm(self) -> bool:
+        """Whether it is a norm and nothing else."""
+        return [stage.kind for stage in self.written] == ["norm"]
+
+    @property
     def leaves(self) -> list[str]:
         """The paths of PyTorch's modules that it runs instead of."""
         return [stage.module for stage in self.stages if stage.module is not None]
@@ -84,6 +89,8 @@ class Chain:
 
 class Graph:
     """A traced graph read as stages."""
+
+    norms_alone = False  # whether a norm is worth a call
 
     def __init__(
         self, traced: Trace, conv: str, mutating: Iterable[nn.Module], opaque: Iterable[nn.Module]
@@ -274,8 +281,10 @@ class Graph:
                 return sorted(found, key=lambda chain: self.order[chain.nodes[0]])
 
     def is_worth(self, chain: Chain) -> bool:
-        """At least two stages, not all of them constants to multiply with or add."""
+        """At least two stages, not all of them constants to multiply with or add; or a norm, where asked."""
         written = chain.written
+        if self.norms_alone and chain.is_norm:
+            return True
         plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
         return len(written) >= 2 and not plain
 

@@ -34,12 +34,13 @@ class Call:
     key: str  # the block before any run
     site: Site  # counts the runs that left the fused path, and samples computed again
     bare: bool = False  # a convolution and its batch norm, nothing else
+    alone: bool = False  # a norm, nothing else
     input: _cpu.Geometry | None = None
 
     def renewed(self, said: set[str]) -> Call:
         """For a copy of the module: nothing has run yet."""
         site = Site(self.site.name, said, self.site.numerics, self.site.layer)
-        return Call(self.key, self.modules, self.key, site, self.bare)
+        return Call(self.key, self.modules, self.key, site, self.bare, self.alone)
 
 
 def compile_once(source: str, constants: dict[str, Any], name: str, wanted: str) -> Callable[..., Any]:
@@ -106,7 +107,7 @@ def _replace(
     layer = ".".join(part for part in (name, *chain.modules[:1]) if part) or text
     spec = _spec(chain, text, _original(chain, externals, name))
     own = Site(site.name, site.said, site.numerics, layer)
-    call = Call(text, tuple(chain.modules), text, own, spec.bare)
+    call = Call(text, tuple(chain.modules), text, own, spec.bare, spec.alone)
     function = _fused(spec)
     # As early as its operands allow, so that it reads its input where the first stage did.
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -186,6 +187,7 @@ class _Spec:
     trailing: int  # dimensions of one element that the result keeps
     verified: bool  # PyTorch refuses to normalise single elements
     bare: bool  # a convolution and its batch norm, nothing else
+    alone: bool  # a norm, nothing else
     original: Callable[..., Any]
 
 
@@ -203,6 +205,7 @@ def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
         chain.dimensions[0] - 2 if keeps else 0,
         any(stage.kind == "norm" for stage in chain.stages),
         [stage.kind for stage in chain.written] == ["conv", "affine"],
+        chain.is_norm,
         original,
     )
 
@@ -222,7 +225,8 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
     least, most = spec.dimensions
     bind = _operand_binder(spec)
     shape_of = _shape_before_tail(spec)
-    text, original, settled, bare = spec.text, spec.original, spec.settled, spec.bare
+    text, original, settled = spec.text, spec.original, spec.settled
+    bare, alone = spec.bare, spec.alone
     ones = (1,) * spec.trailing
     narrow, is_single = _single_elements(spec) if spec.verified else (-1, None)
 
@@ -233,6 +237,8 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
             _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
             return original(module, *externals)
         block = text
+        if alone and not _is_taken(text, input, parameters, call):
+            return original(module, *externals)
         if bare and input.is_cuda and not _is_whole(text, input, parameters, call):
             return original(module, *externals)
         if bind is not None:
@@ -275,6 +281,24 @@ def _is_whole(text: str, input: Tensor, given: list[Any], call: Call) -> bool:
     shift = scale if bias is None or scale.requires_grad else bias
     one_type = input.dtype is torch.float32  # that of scale and shift
     return one_type and _cuda.is_whole(text, input, [*conv, scale, shift], call.site)
+
+
+def _is_taken(text: str, input: Tensor, parameters: list[Any], call: Call) -> bool:
+    """Whether a norm alone is the library's: in f32 on a CPU, where it is predicted to be faster there."""
+    if torch.compiler.is_compiling() or not input.is_cpu:
+        return False
+    call.input = _cpu.geometry_of(input)
+    tensors = (input, *parameters)
+    if _is_any_autocast_enabled() or any(tensor.dtype is not torch.float32 for tensor in tensors):
+        return False
+    gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    try:
+        return _cpu.takes_norm(text, call.input, gradients)
+    except TypeError:  # symbolic sizes have no hash
+        return False
+
+
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def _norms_fit(given: list[Any], dtype: torch.dtype) -> bool:

@@ -87,7 +87,7 @@ class Rewriter:
     def _add_chains(self, whole: Trace, pattern: Pattern, training: bool) -> None:
         for module, patterns in whole.observed.items():
             self.observed.setdefault(module, set()).update(patterns)
-        graph = Graph(whole, self.conv, (), whole.opaque)
+        graph = self._graph(whole, (), whole)
         chains = graph.chains()
         self._note_unfused(graph)
         needed = set().union(*(_crossed(chain) for chain in chains if _belongs(chain)))
@@ -95,11 +95,17 @@ class Rewriter:
             return
         mutating = {self.module.get_submodule(path) for path in graph.mutating_calls()}
         traced = self._trace_again(pattern, training, needed, whole)
-        chains = Graph(traced, self.conv, mutating, whole.opaque).chains()
+        chains = self._graph(traced, mutating, whole).chains()
         if chains:
             self._rewrite(traced, chains, pattern)
         if traced is not whole:
             traced.recorder.close()
+
+    def _graph(self, traced: Trace, mutating: Iterable[nn.Module], whole: Trace) -> Graph:
+        graph = Graph(traced, self.conv, mutating, whole.opaque)
+        # A call chooses who runs it (_cpu.takes_norm). On a GPU that would cost more than it gains.
+        graph.norms_alone = all(parameter.is_cpu for parameter in self.module.parameters())
+        return graph
 
     def _trace_again(self, pattern: Pattern, training: bool, needed: set[str], whole: Trace) -> Trace:
         """Traces through only the modules that chains of this forward reach into: others run as they are."""

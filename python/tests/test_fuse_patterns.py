@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fuse_support import blocks, check, reasons
 from torch import Tensor, nn
 
-from onepass import _eager, fuse
+from onepass import _cpu, _eager, fuse, report
 
 # By its gradient at the limits.
 CLAMP = "clamp" if _eager.CLAMP_PASSES_LIMITS else "hardtanh"
@@ -276,14 +276,27 @@ def test_a_second_norm_begins_a_new_block() -> None:
     check(model, image(), expect=[f"{CONV} | group_norm(2) | relu", "group_norm(4) | tanh"])
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(8), nn.GroupNorm(2, 8)])
-def test_a_lone_norm_is_not_fused(norm: nn.Module) -> None:
-    fused = check(
-        nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 8, 1), nn.MaxPool2d(1), norm, nn.MaxPool2d(1)),
-        image(),
-        expect=[],
-    )
-    assert "3: " in reasons(fused)
+def around(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 8, 1), nn.MaxPool2d(1), norm, nn.MaxPool2d(1))
+
+
+def test_a_lone_batch_norm_is_not_fused() -> None:
+    assert "3: " in reasons(check(around(nn.BatchNorm2d(8)), image(), expect=[]))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_lone_norm_on_a_cpu_is_a_call_that_chooses(channels_last: bool, monkeypatch) -> None:
+    x = image().contiguous(memory_format=torch.channels_last) if channels_last else image()
+    for taken in (False, True):
+        monkeypatch.setattr(_cpu, "takes_norm", lambda *_, taken=taken: taken)
+        fused = check(around(nn.GroupNorm(2, 8)), x, expect=["group_norm(2)"])
+        assert ("PyTorch's own norm" in (report(fused).fused[0].plan or "")) is not taken
+
+
+def test_a_lone_norm_elsewhere_stays_as_it_is() -> None:
+    fused = fuse(around(nn.GroupNorm(2, 8)).to("meta"))
+    assert blocks(fused) == []
+    assert "3: nothing before or after it fuses with it" in reasons(fused)
 
 
 # --- Operands -----------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_verbose_prints_a_line_for_each_call(level: str, measured: str) -> None:
     lines = lines_at(level)
     rows = (
         r"conv2d\(3,8,k=3\) @ 2x3x16x16 f32; cpu, 1 thread; conv_\w+",
-        r"group_norm\(4\) \| relu @ .*; tail",
+        r"group_norm\(4\) \| relu @ .*; tail_slabs",
     )
     calls = [re.compile(f"onepass verbose: {row}; predicted {NUMBER}{measured}$") for row in rows]
     assert [sum(bool(call.match(line)) for line in lines) for call in calls] == [2, 2], lines

@@ -26,7 +26,12 @@ BackwardProblem::BackwardProblem(Problem problem)
       output_gradient(dense_like(forward.output)),
       input_gradient(dense_like(forward.input)),
       wanted(forward.parameters.size() + 1, true) {
-  for (const TensorSpec& spec : forward.parameters) parameter_gradients.push_back(dense_like(spec));
+  const std::vector<Parameter> parameters = forward.block.parameters(forward.input.sizes);
+  for (size_t i = 0; i < parameters.size() && i < forward.parameters.size(); ++i) {
+    const TensorSpec& spec = forward.parameters[i];
+    const bool any = is_tensor_operand(forward.block, parameters[i]);
+    parameter_gradients.push_back(any ? dense_like(spec) : TensorSpec::dense(spec.dtype, spec.sizes));
+  }
 }
 
 void BackwardProblem::validate() const {

@@ -15,6 +15,15 @@ namespace {
   throw Error(std::string(tensor) + ": " + sentence);
 }
 
+// A stride that is never stepped along may be anything, as in PyTorch.
+bool is_dense(const TensorSpec& spec, Layout layout) {
+  const Shape dense = TensorSpec::dense(spec.dtype, spec.sizes, layout).strides;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] != 1 && spec.strides[d] != dense[d]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool is_tensor_operand(const Block& block, const Parameter& parameter) {
@@ -54,14 +63,14 @@ void check_no_overlap(std::string_view tensor, const TensorSpec& spec) {
   }
 }
 
-// A stride that is never stepped along may be anything, as in PyTorch.
 void check_contiguous(std::string_view tensor, const TensorSpec& spec) {
-  const Shape dense = TensorSpec::dense(spec.dtype, spec.sizes).strides;
-  if (spec.byte_span() == 0) return;
-  for (size_t d = 0; d < spec.sizes.size(); ++d) {
-    if (spec.sizes[d] == 1 || spec.strides[d] == dense[d]) continue;
-    fail(tensor, "the strides are " + to_string(spec.strides) + ", must be contiguous: " + to_string(dense));
-  }
+  if (spec.byte_span() == 0 || is_dense(spec, Layout::nchw)) return;
+  fail(tensor, "the strides are " + to_string(spec.strides) +
+                   ", must be contiguous: " + to_string(TensorSpec::dense(spec.dtype, spec.sizes).strides));
+}
+
+bool lies_channels_last(const TensorSpec& spec) {
+  return spec.byte_span() > 0 && is_dense(spec, Layout::nhwc) && !is_dense(spec, Layout::nchw);
 }
 
 }  // namespace onepass

@@ -15,6 +15,9 @@ void check_no_overlap(std::string_view tensor, const TensorSpec& spec);
 // For weights and vectors: dense in the order of their sizes.
 void check_contiguous(std::string_view tensor, const TensorSpec& spec);
 
+// Whether the tensor is dense in channels last and in no other order.
+bool lies_channels_last(const TensorSpec& spec);
+
 // Whether the parameter is a tensor of the activation's shape, which may lie anyhow.
 bool is_tensor_operand(const Block& block, const Parameter& parameter);
 

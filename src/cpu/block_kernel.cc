@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <sstream>
 
+#include "block/spec_checks.h"
 #include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
+#include "cpu/indirect_convolution.h"
 #include "cpu/plane_convolution.h"
 
 namespace onepass::cpu {
@@ -43,6 +45,7 @@ std::unique_ptr<const Convolver> make_convolver(const Problem& problem, const Is
   if (lanes == Lanes::terms) return std::make_unique<GatheredConvolution>(problem, isa, cut);
   if (lanes == Lanes::groups) return std::make_unique<GroupConvolution>(problem, isa, cut);
   if (lanes == Lanes::planes) return std::make_unique<PlaneConvolution>(problem, isa, cut);
+  if (lanes == Lanes::positions) return std::make_unique<IndirectConvolution>(problem, isa, cut);
   return std::make_unique<ConvolutionStage>(problem, isa, lanes, cut, bound);
 }
 
@@ -73,9 +76,17 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
   units_.per_sample = middle_ == Middle::slab ? units_of_sample(group_count_, channels_ * pixels_) : 1;
   units_.channels = channels_ / units_.per_sample;
   if (lanes) {
-    convolution_ = make_convolver(problem, isa, *lanes, units_.channels, wants_bound(isa, chain_));
+    // Weights in channels last are read by pointers to positions alone; for others they are copied to f32.
+    Problem convolved = problem;
+    if (*lanes != Lanes::positions && lies_channels_last(problem.parameters[0])) {
+      convolved.parameters[0] = TensorSpec::dense(DType::f32, problem.parameters[0].sizes);
+      copied_weights_ = element_count(problem.parameters[0].sizes);
+    }
+    convolution_ = make_convolver(convolved, isa, *lanes, units_.channels, wants_bound(isa, chain_));
   }
   choose_passes();
+  choose_joins(first_);
+  choose_joins(second_);
   choose_wave();
   lay_out_workspace();
 }
@@ -95,13 +106,15 @@ void BlockKernel::choose_middle() {
 
 void BlockKernel::choose_passes() {
   first_.orientation = first_orientation();
-  first_.grid = make_grid(units_.channels, pixels_, first_.orientation);
+  first_.cut = convolution_ ? first_.orientation : cut_orientation(input_, first_.orientation);
+  first_.grid = make_grid(units_.channels, pixels_, first_.cut);
   first_.steps = chain_.before;
   first_.statistics_blocks = convolution_ ? convolution_->block_count() : first_.grid.pixel_parts;
   const bool keeps_orientation = mean_ || middle_ == Middle::input || stores_turned();
   second_.orientation =
       keeps_orientation ? first_.orientation : step_orientation(output_, channels_, isa_.lanes);
-  second_.grid = make_grid(units_.channels, pixels_, second_.orientation);
+  second_.cut = convolution_ ? second_.orientation : cut_orientation(input_, second_.orientation);
+  second_.grid = make_grid(units_.channels, pixels_, second_.cut);
   if (middle_ == Middle::input) second_.steps = chain_.before;
   second_.steps.insert(second_.steps.end(), chain_.after.begin(), chain_.after.end());
   second_.statistics_blocks = second_.grid.pixel_parts;
@@ -119,6 +132,15 @@ void BlockKernel::choose_passes() {
     if (segments[i].channels.begin % units_.channels == 0) unit_segments_.push_back(i);
   }
   unit_segments_.push_back(segments.size());
+}
+
+void BlockKernel::choose_joins(Pass& pass) const {
+  double count = 0;
+  for (int64_t block = 0; block < pass.statistics_blocks; ++block) {
+    const auto pixels = static_cast<double>(block_pixels(pass, block));
+    pass.joins.push_back({pixels / (count + pixels), count * pixels / (count + pixels)});
+    count += pixels;
+  }
 }
 
 // Panels of a convolution are transposed in L1 where the output has the other orientation. The last step then
@@ -152,6 +174,7 @@ void BlockKernel::lay_out_workspace() {
   WorkspaceLayout layout(chain_.workspace_floats);
   const int64_t slack = Chain::slack();
   if (convolution_) packed_at_ = layout.take(convolution_->packed_floats());
+  if (copied_weights_ > 0) weights_at_ = layout.take(copied_weights_);
   const int64_t blocks = std::max(first_.statistics_blocks, second_.statistics_blocks);
   if (statistics_) statistics_at_ = layout.take(wave_units_ * blocks * 2 * units_.channels);
   if (problem_.block.norm() != nullptr)

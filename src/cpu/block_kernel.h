@@ -35,9 +35,17 @@ enum class Middle : uint8_t {
 // One way over all panels of a unit.
 struct Pass {
   Orientation orientation = Orientation::planar;
-  Grid grid;  // of streaming tasks; the first pass of a convolution has its own
+  Orientation cut = Orientation::planar;  // how tasks and panels are cut
+  Grid grid;                              // of streaming tasks; the first pass of a convolution has its own
   std::vector<Step> steps;
   int64_t statistics_blocks = 0;  // partial statistics per channel, merged in this order
+  // How the statistics of each block join those before it: their share of the mean, and what the squared
+  // distance of the means counts.
+  struct Join {
+    double share = 0;
+    double spread = 0;
+  };
+  std::vector<Join> joins;
 };
 
 class BlockKernel final : public Kernel {
@@ -50,6 +58,8 @@ class BlockKernel final : public Kernel {
   void run(const Arguments& arguments, void* workspace, Executor& executor) const override;
 
   const Convolver* convolution() const { return convolution_.get(); }
+  // Weights of the convolution that are copied before, for the cost.
+  int64_t copied_weights() const { return copied_weights_; }
   // Panels of the convolution change orientation before the steps.
   bool turns_panels() const {
     return convolution_ != nullptr && first_.orientation != convolution_->orientation();
@@ -87,10 +97,13 @@ class BlockKernel final : public Kernel {
 
   void choose_middle();
   void choose_passes();
+  void choose_joins(Pass& pass) const;
   Orientation first_orientation() const;
   bool stores_turned() const;
   void choose_wave();
   void lay_out_workspace();
+  void copy_weights(const void* weights, float* to, Executor& executor) const;
+  void run_waves(const Arguments& arguments, void* workspace, Executor& executor) const;
 
   int64_t unit_count() const { return batch_ * units_.per_sample; }
   Endpoint middle_of(const Call& call, int64_t unit) const;
@@ -147,9 +160,10 @@ class BlockKernel final : public Kernel {
   Units units_;
   int64_t wave_units_ = 1;
   int64_t panel_floats_ = 0;
+  int64_t copied_weights_ = 0;
 
   // Offsets into the workspace, in floats.
-  int64_t packed_at_ = 0, statistics_at_ = 0, coefficients_at_ = 0, slab_at_ = 0;
+  int64_t weights_at_ = 0, packed_at_ = 0, statistics_at_ = 0, coefficients_at_ = 0, slab_at_ = 0;
   int64_t workers_at_ = 0, worker_floats_ = 0;
   int64_t workspace_floats_ = 0;
 };

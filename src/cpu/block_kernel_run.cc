@@ -64,6 +64,36 @@ BlockKernel::Endpoint BlockKernel::middle_of(const Call& call, int64_t unit) con
 
 void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& executor) const {
   if (batch_ == 0) return;
+  if (copied_weights_ == 0) return run_waves(arguments, workspace, executor);
+  Arguments copied = arguments;
+  float* weights = static_cast<float*>(workspace) + weights_at_;
+  copy_weights(arguments.parameters[0], weights, executor);
+  copied.parameters[0] = weights;
+  run_waves(copied, workspace, executor);
+}
+
+// [tap][channel] becomes [channel][tap] for each of the outermost channels.
+void BlockKernel::copy_weights(const void* weights, float* to, Executor& executor) const {
+  const TensorSpec& spec = problem_.parameters[0];
+  const int64_t outer = spec.sizes[0];
+  const int64_t inner = spec.sizes[1];
+  const int64_t taps = copied_weights_ / outer / inner;
+  executor.for_each(outer, [&](int64_t i, int) {
+    TransferArguments t;
+    t.panel = to + i * inner * taps;
+    t.panel_stride = taps;
+    t.rows = inner;
+    t.cols = taps;
+    t.tensor =
+        const_cast<char*>(static_cast<const char*>(weights)) + i * inner * taps * byte_size(spec.dtype);
+    t.dtype = spec.dtype;
+    t.row_stride = 1;
+    t.col_stride = inner;
+    isa_.load(t);
+  });
+}
+
+void BlockKernel::run_waves(const Arguments& arguments, void* workspace, Executor& executor) const {
   Call call{arguments, static_cast<float*>(workspace), 0};
   chain_.load_parameters(problem_, arguments.parameters, call.floats);
   if (convolution_) {
@@ -193,7 +223,7 @@ void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, 
   const Range part = pass.grid.channel_range(task);
   const Range channels{whole.channels.begin + part.begin, whole.channels.begin + part.end};
   const Range pixels = pass.grid.pixel_range(task);
-  const PanelExtent panel(pass.orientation, channels.size(), pixels.size(), stream_panel_floats);
+  const PanelExtent panel(pass.cut, channels.size(), pixels.size(), stream_panel_floats);
   float* scratch = worker_floats(call, worker);
   for (int64_t c = channels.begin; c < channels.end; c += panel.channels) {
     Region region{whole.sample, {c, std::min(channels.end, c + panel.channels)}, {}};
@@ -212,10 +242,11 @@ void BlockKernel::stream_task(const Call& call, const Pass& pass, int64_t unit, 
 void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int worker, const Region& region,
                           PanelView source, float bound, float* scratch, int64_t scratch_stride,
                           const Endpoint& sink, Running* running) const {
+  const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
   // Channel by channel where rows are long: what reads a row finds it in L1, whatever else the
-  // panel holds (s60: 0.4 of 24 ms).
+  // panel holds (s60: 0.4 of 24 ms). Channels that are turned are stored together.
   if (pass.orientation == Orientation::planar && region.channels.size() > 1 &&
-      region.pixels.size() >= least_row_floats) {
+      region.pixels.size() >= least_row_floats && (sink.map == nullptr || in_place)) {
     const int64_t pixels_before = running != nullptr ? running->pixels : 0;
     for (int64_t c = 0; c < region.channels.size(); ++c) {
       const int64_t channel = region.channels.begin + c;
@@ -228,7 +259,6 @@ void BlockKernel::process(const Call& call, const Pass& pass, int64_t unit, int 
     if (running != nullptr) running->pixels += region.pixels.size();
     return;
   }
-  const bool in_place = sink.map != nullptr && sink.map->is_panel(pass.orientation);
   RowSums sums;
   for (size_t i = 0; i < pass.steps.size(); ++i) {
     float* to = scratch;
@@ -306,14 +336,12 @@ BlockKernel::Moments BlockKernel::channel_moments(const Call& call, const Pass& 
   const float* first = statistics_of(call, unit, 0) + channel;
   Moments total{first[0], first[units_.channels]};
   if (pass.statistics_blocks == 1) return total;
-  auto count = static_cast<double>(block_pixels(pass, 0));
   for (int64_t block = 1; block < pass.statistics_blocks; ++block) {
     const float* at = statistics_of(call, unit, block) + channel;
-    const auto pixels = static_cast<double>(block_pixels(pass, block));
+    const Pass::Join& join = pass.joins[static_cast<size_t>(block)];
     const double delta = at[0] - total.mean;
-    total.mean += std::isfinite(delta) ? delta * pixels / (count + pixels) : at[0];
-    total.m2 += at[units_.channels] + delta * delta * count * pixels / (count + pixels);
-    count += pixels;
+    total.mean += std::isfinite(delta) ? delta * join.share : at[0];
+    total.m2 += at[units_.channels] + delta * delta * join.spread;
   }
   return total;
 }

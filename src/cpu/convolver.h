@@ -19,8 +19,9 @@ namespace onepass::cpu {
 // have 1.2-1.6x.
 inline constexpr int64_t max_chain_terms = 256;
 
-// What the SIMD lanes of a convolution are. Those of planes are pixels of an input that is read in place.
-enum class Lanes : uint8_t { channels, pixels, terms, groups, planes };
+// What the SIMD lanes of a convolution are. Those of planes are pixels of an input that is read in place,
+// those of positions are output channels of positions that are read by pointers.
+enum class Lanes : uint8_t { channels, pixels, terms, groups, planes, positions };
 inline bool has_pixel_lanes(Lanes lanes) { return lanes == Lanes::pixels || lanes == Lanes::planes; }
 
 // Output channels that one task computes: within one group of the convolution, unless lanes are groups.
@@ -30,15 +31,17 @@ struct Segment {
 };
 
 // All channels of so many groups in segments of at most `most` channels, none across a multiple of `cut`.
-inline std::vector<Segment> segments_of(int64_t groups, int64_t group_channels, int64_t cut, int64_t most) {
+// Each is a multiple of `unit` long, a divisor of `most`, but for the last of a group or cut.
+inline std::vector<Segment> segments_of(int64_t groups, int64_t group_channels, int64_t cut, int64_t most,
+                                        int64_t unit = 1) {
   std::vector<Segment> segments;
   for (int64_t first = 0; first < groups * group_channels;) {
     const int64_t group = first / group_channels;
     const int64_t stop = std::min((group + 1) * group_channels, (first / cut + 1) * cut);
     const int64_t parts = ceil_div(stop - first, most);
     for (int64_t i = 0; i < parts; ++i) {
-      const Range part = even_part(stop - first, parts, i);
-      segments.push_back({group, {first + part.begin, first + part.end}});
+      const Range part = even_part(ceil_div(stop - first, unit), parts, i);
+      segments.push_back({group, {first + part.begin * unit, std::min(stop, first + part.end * unit)}});
     }
     first = stop;
   }

@@ -8,6 +8,7 @@
 #include "cpu/convolution_stage.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
+#include "cpu/indirect_convolution.h"
 #include "cpu/plane_convolution.h"
 
 namespace onepass::cpu {
@@ -59,8 +60,12 @@ double step_ns(const Rates& rate, Op op) { return is_cheap(op) ? rate.cheap_step
 constexpr double staged_row_ns = 2.5;
 constexpr double scattered_sum_ns = 0.5;
 constexpr double tile_call_ns = 30;
-constexpr double row_call_ns = 30;  // of a channel tile, beside its products
-constexpr double panel_ns = 300;    // of handing a panel of sums on through the steps
+constexpr double row_call_ns = 30;        // of a channel tile, beside its products
+constexpr double position_ns = 16;        // that is read by pointers to taps
+constexpr double pointer_ns = 2;          // of a position and a tap
+constexpr double tile_run_ns = 4;         // of a tap of a register tile by pointers
+constexpr double copied_weight_ns = 0.7;  // from channels last
+constexpr double panel_ns = 300;          // of handing a panel of sums on through the steps
 
 // Elements that are read one by one take three times as long as vectors do, and 5 ns where each is on a cache
 // line of its own: a depthwise convolution of 64 channels in channels last, 1.5 ms for 0.2 million
@@ -98,7 +103,7 @@ double gathered_seconds(const Rates& rate, const GatheredConvolution& convolutio
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
   const auto run = static_cast<double>(convolution.run_width());
   double gather_ns = rate.move_ns * (1 + 4 / run);
-  if (convolution.has_one_tap()) gather_ns = 1.2 * rate.move_ns;
+  if (convolution.has_one_tap()) gather_ns = (convolution.copies_rows() ? 2.4 : 1.2) * rate.move_ns;
   if (convolution.in_place()) gather_ns = rate.move_ns * (0.5 + 0.3 * convolution.passes_from_l2());
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9 +
          convolution.copied_elements() * rate.move_ns * 1e-9 +
@@ -119,19 +124,32 @@ double grouped_seconds(const Rates& rate, const GroupConvolution& convolution) {
          static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
 }
 
-// Convolutions of one tap over planes in place: a pixel tile that also reads and writes its sums, once for
-// each chunk.
+// Convolutions of one tap over planes in place: a pixel tile that, with several chunks, also reads and writes
+// its sums. With one, planes are measured at 0.7 of what pixel lanes take.
 double plane_seconds(const Rates& rate, const PlaneConvolution& convolution) {
   const auto tile =
       static_cast<double>(std::min<int64_t>(max_pixel_tile_channels, convolution.max_segment_channels()));
-  const double flops = 0.75 * rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
+  const double share = convolution.has_one_chunk() ? 1.4 : 0.75;
+  const double flops = share * rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
   return 2 * convolution.padded_multiply_adds() / flops +
          convolution.staged_elements() * 0.5 * rate.move_ns * 1e-9 +
          convolution.calls() * tile_call_ns * 1e-9 +
          static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9;
 }
 
+// Convolutions by pointers to positions. Inputs that are not in channels last are turned.
+double indirect_seconds(const Rates& rate, const IndirectConvolution& convolution) {
+  const double products = 2 * convolution.padded_multiply_adds() / (1.12 * rate.channel_tile_flops);
+  return products + convolution.packed_weights() * rate.pack_ns * 1e-9 +
+         convolution.staged_elements() * 1.5 * rate.move_ns * 1e-9 +
+         convolution.pointers() * pointer_ns * 1e-9 + convolution.tile_runs() * tile_run_ns * 1e-9 +
+         convolution.positions() * position_ns * 1e-9;
+}
+
 double convolution_seconds(const Rates& rate, const Convolver& convolution) {
+  if (const auto* indirect = dynamic_cast<const IndirectConvolution*>(&convolution)) {
+    return indirect_seconds(rate, *indirect);
+  }
   if (const auto* gathered = dynamic_cast<const GatheredConvolution*>(&convolution)) {
     return gathered_seconds(rate, *gathered);
   }
@@ -170,9 +188,16 @@ constexpr double channel_ns = 25;
 constexpr double backward_row_ns = 60;
 constexpr double backward_unit_ns = 100;
 constexpr double slab_ns = 20;
-// Of an element for each row of a panel: rows of channels last lie apart.
-constexpr double strided_row_ns = 0.002;
-constexpr double backward_strided_row_ns = 0.015;  // of three tensors, whose lines meet in L1
+// Of a tail whose slabs stay in a core's cache: its share of move_ns for an element, and of channels last; a
+// slab, and a column of channels last. Norms alone take 0.29 to 0.36 and 0.45 to 0.65 ns an element, where
+// those of panels from memory take 0.4 to 0.8.
+constexpr double held_move = -0.6;
+constexpr double held_strided_move = 0.2;
+constexpr double held_slab_ns = 8;
+constexpr double held_column_ns = 1;
+// Strips of fewer columns than this are short streams from memory: 0.5 ns more an element of each tensor.
+constexpr int64_t wide_strip = 128;
+constexpr double narrow_strip_ns = 0.5;
 
 double elements_of(const Problem& problem) {
   return static_cast<double>(element_count(problem.block.conv_output_shape(problem.input.sizes)));
@@ -185,8 +210,8 @@ double tail_threads(const Problem& problem) {
   return std::clamp<double>(tasks, 1, problem.device.threads);
 }
 
-double strided_ns(const Slabs& slabs, double row_ns) {
-  return slabs.rows > 1 ? row_ns * static_cast<double>(slabs.rows) : 0;
+bool has_narrow_strips(const Slabs& slabs) {
+  return slabs.rows > 1 && slabs.panels > 1 && slabs.panel_slabs * slabs.slab_columns < wide_strip;
 }
 
 double slabs_of(const Slabs& slabs) {
@@ -282,6 +307,7 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
   if (const Convolver* convolution = kernel.convolution()) {
     seconds += convolution_seconds(rate, *convolution);
     seconds += panels_of(problem, *convolution) * panel_ns * 1e-9;
+    seconds += static_cast<double>(kernel.copied_weights()) * copied_weight_ns * 1e-9;
   }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   seconds = std::max(seconds, bytes / rate.bytes_per_second);
@@ -291,9 +317,13 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
 
 double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail& kernel) {
   const Rates& rate = rates_of(isa);
-  double ns = elements_of(problem) *
-              (forward_element_ns(rate, problem.block) + strided_ns(kernel.slabs(), strided_row_ns));
-  if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
+  const bool strided = kernel.slabs().rows > 1;
+  double element_ns = forward_element_ns(rate, problem.block);
+  if (kernel.slabs().norm) element_ns += ((strided ? held_strided_move : held_move) - 1) * rate.move_ns;
+  double ns = elements_of(problem) * element_ns;
+  if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * held_slab_ns;
+  if (strided) ns += channels_of(problem) * held_column_ns;
+  if (has_narrow_strips(kernel.slabs())) ns += elements_of(problem) * narrow_strip_ns;
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
   const double seconds = std::max(ns * 1e-9, bytes / rate.bytes_per_second);
   return seconds / tail_threads(problem) + hand_out_seconds;
@@ -302,9 +332,9 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const SlabTail&
 double predicted_seconds(const BackwardProblem& problem, const Isa& isa, const SlabBackward& kernel) {
   const Rates& rate = rates_of(isa);
   double ns =
-      elements_of(problem.forward) * (backward_element_ns(rate, problem.forward.block, 1, Kept::nothing) +
-                                      strided_ns(kernel.slabs(), backward_strided_row_ns));
+      elements_of(problem.forward) * backward_element_ns(rate, problem.forward.block, 1, Kept::nothing);
   if (kernel.slabs().norm) ns += slabs_of(kernel.slabs()) * slab_ns;
+  if (has_narrow_strips(kernel.slabs())) ns += 3 * elements_of(problem.forward) * narrow_strip_ns;
   const double seconds = std::max(ns * 1e-9, gradient_bytes(problem) / rate.bytes_per_second);
   return seconds / tail_threads(problem.forward) + hand_out_seconds;
 }

@@ -89,14 +89,15 @@ GatheredConvolution::GatheredConvolution(const Problem& problem, const Isa& isa,
   packed_floats_ = bias_at_ + group_count_ * group_outputs_;
 }
 
-// Segments do not change the bits of a sum: there are as many as the threads want.
+// Segments do not change the bits of a sum: there are as many as the threads want. They are whole vectors:
+// statistics of a partial one may differ in the last bit.
 void GatheredConvolution::choose_segments(int64_t cut, int64_t threads) {
   const int64_t parts = ceil_div(batch_, samples_per_task_) * block_count_ * group_count_;
   int64_t limit = max_task_channels;
   while (limit > min_task_channels && parts * ceil_div(group_outputs_, limit) < 2 * threads && threads > 1) {
     limit /= 2;
   }
-  segments_ = segments_of(group_count_, group_outputs_, cut, limit);
+  segments_ = segments_of(group_count_, group_outputs_, cut, limit, isa_.lanes);
   max_segment_channels_ = most_channels(segments_);
 }
 
@@ -358,7 +359,7 @@ void GatheredConvolution::gather_pixels(const void* input, int64_t sample, int64
   if (columns.size() <= 0) return;
   // Rows of pixels that lie apart are first copied without gaps. The memory of few channels is read at a
   // time.
-  const bool apart = input_.channel_stride != 1 && width.stride * input_.strides[2] != 1;
+  const bool apart = copies_rows();
   const int64_t step = apart ? line_channels : channels;
   for (int64_t c = 0; c < channels; c += step) {
     const int64_t count = std::min(step, channels - c);

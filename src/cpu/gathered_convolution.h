@@ -50,6 +50,8 @@ class GatheredConvolution final : public Convolver {
   // How often the outputs of a segment read positions again, for the cost.
   double passes_from_l2() const;
   bool has_one_tap() const { return taps_ == 1; }
+  // Pixels of a row that lie apart are copied without gaps first.
+  bool copies_rows() const { return input_.channel_stride != 1 && axes_[2].stride * input_.strides[2] != 1; }
   std::string describe() const override;
 
   void pack(const void* weights, const float* bias, float* packed, Executor& executor) const override;

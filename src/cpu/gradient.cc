@@ -378,9 +378,7 @@ void add_gradients(Isa& isa, std::integer_sequence<int, kSteps...>) {
 void fill_gradient(Isa& isa) {
   add_gradients(isa, std::make_integer_sequence<int, op_count>());
   isa.norm_sums[planar_index] = &planar_loop<NormSums, NormGradientArguments>;
-  isa.norm_sums[interleaved_index] = &interleaved_loop<NormSums, NormGradientArguments>;
   isa.norm_gradient[planar_index] = &planar_loop<NormBack, NormGradientArguments>;
-  isa.norm_gradient[interleaved_index] = &interleaved_loop<NormBack, NormGradientArguments>;
 }
 
 }  // namespace HWY_NAMESPACE

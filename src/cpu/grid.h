@@ -31,6 +31,12 @@ inline Orientation step_orientation(const TensorMap& map, int64_t channels, int6
   return channels < lanes ? Orientation::planar : orientation_of(map);
 }
 
+// How a tensor is cut into tasks and panels of these steps: along pixels where channels alternate, so that
+// turned ones are read and written together.
+inline Orientation cut_orientation(const TensorMap& map, Orientation steps) {
+  return steps == Orientation::planar ? orientation_of(map) : steps;
+}
+
 // The channels of one sample that are processed together: all of them, or those of a slab.
 struct Unit {
   int64_t sample = 0;

@@ -18,8 +18,10 @@ namespace onepass::cpu {
 // In the files compiled once per target.
 ONEPASS_DECLARE_FOR_TARGETS(void fill_steps(Isa& isa); void fill_statistics(Isa& isa);
                             void fill_transfers(Isa& isa); void fill_gradient(Isa& isa);
+                            void fill_norm_gradient(Isa& isa); void fill_slab_norm(Isa& isa);
                             void fill_slab_gradient(Isa& isa); void fill_convolution(Isa& isa);
-                            void fill_dot_tile(Isa& isa); void fill_group_tile(Isa& isa);)
+                            void fill_dot_tile(Isa& isa); void fill_indirect_tile(Isa& isa);
+                            void fill_group_tile(Isa& isa);)
 
 namespace {
 
@@ -39,9 +41,12 @@ std::vector<const Isa*> make_isas() {
     ONEPASS_FOR_TARGET(target, fill_statistics(*isa));
     ONEPASS_FOR_TARGET(target, fill_transfers(*isa));
     ONEPASS_FOR_TARGET(target, fill_gradient(*isa));
+    ONEPASS_FOR_TARGET(target, fill_norm_gradient(*isa));
+    ONEPASS_FOR_TARGET(target, fill_slab_norm(*isa));
     ONEPASS_FOR_TARGET(target, fill_slab_gradient(*isa));
     ONEPASS_FOR_TARGET(target, fill_convolution(*isa));
     ONEPASS_FOR_TARGET(target, fill_dot_tile(*isa));
+    ONEPASS_FOR_TARGET(target, fill_indirect_tile(*isa));
     ONEPASS_FOR_TARGET(target, fill_group_tile(*isa));
     if (isa->load == nullptr) continue;
     result.push_back(isa.get());

@@ -75,6 +75,46 @@ struct StatisticsArguments {
   const RowSums* sums = nullptr;  // of a panel of one row, where they may be known
 };
 
+// Mean and 1 / sqrt(variance + eps) of slabs whose rows are runs of `width` elements.
+struct SlabStatisticsArguments {
+  const float* src = nullptr;
+  int64_t stride = 0;  // between the rows of a slab
+  int64_t rows = 0;
+  int64_t width = 0;  // also between slabs
+  int64_t slabs = 0;
+  float eps = 0;
+  float* statistics = nullptr;  // the two of each slab
+};
+
+// What the norm does to columns: (x - centre) * scale + its bias. Arrays of columns have a vector of slack.
+struct ColumnNormArguments {
+  const float* mean = nullptr;  // moments of columns over the rows, for column_norm
+  const float* m2 = nullptr;
+  int64_t slabs = 0;
+  int64_t width = 0;  // columns of a slab
+  int64_t rows = 0;
+  float eps = 0;
+  const float* weight = nullptr;  // per column; null: 1
+  float* statistics = nullptr;    // mean and rstd of each slab; column_norm writes them
+  float* centre = nullptr;
+  float* scale = nullptr;
+};
+
+// The norm and the operation after it over slabs whose elements lie together, one slab behind the other.
+// step.src may be step.dst.
+struct SlabStepArguments {
+  StepArguments step;  // without rows, strides and coefficients
+  int64_t slabs = 0;
+  int64_t channels = 0;  // of a slab
+  int64_t pixels = 0;
+  const float* statistics = nullptr;  // mean and rstd of each slab
+  // Per channel, or per column where they are repeated for the pixels of a channel; null: 1 and 0. The same
+  // holds for the operation's own argument.
+  const float* weights = nullptr;
+  const float* biases = nullptr;
+  bool repeated = false;  // else a channel has at least a vector of pixels
+};
+
 // The gradient of one step over a panel. `step.src` is the input of the step's affine part. `step.dst` gets
 // the gradient of its operation's input. `step.operand` is read as in the forward step.
 struct GradientArguments {
@@ -109,12 +149,14 @@ struct NormGradientArguments {
   const float* slope = nullptr;
 };
 
-// The same over slabs whose elements lie together, one slab behind the other. Per column is per element.
+// The same over slabs whose elements lie together, one slab behind the other. Per column is per element, or
+// per channel where `pixels` is not 0.
 struct SlabGradientArguments {
   const float* x = nullptr;
   const float* gradient = nullptr;
   int64_t slabs = 0;
   int64_t width = 0;                  // elements of a slab
+  int64_t pixels = 0;                 // of a channel, at least a vector
   const float* statistics = nullptr;  // mean and rstd of each slab
   const float* weights = nullptr;     // the norm's, per column; null: 1
   // Get gradient and gradient * xhat of each column, or are added to; null: not wanted.
@@ -199,6 +241,29 @@ struct DotTileArguments {
   const float* bias = nullptr;  // not null, also where it is not added
 };
 
+// Some positions times one tile of output channels, lanes along channels, where a position's input channels
+// are contiguous:
+//   sums[rows[p] * sums_stride + o] (+)= bias[o] + sum over runs r and channels c of
+//     x[r * x_stride + p][c] * weights[(r * channels + c) * tile + o]
+// Here tile = vectors * lanes. A run is a tap: positions have a pointer for each. Runs that meet `zeros` at
+// all positions of a register tile are left out.
+struct IndirectTileArguments {
+  const float* const* x = nullptr;
+  int64_t x_stride = 0;
+  int64_t x_shift = 0;           // added to each of the pointers but `zeros`
+  const float* zeros = nullptr;  // null: there are none
+  int64_t runs = 0;
+  int64_t channels = 0;
+  const float* weights = nullptr;
+  float* sums = nullptr;
+  int64_t sums_stride = 0;
+  const int32_t* rows = nullptr;
+  int64_t positions = 0;
+  int vectors = 1;
+  bool add = false;             // to what sums holds, without a bias; else it is overwritten
+  const float* bias = nullptr;  // not null, also where it is not added
+};
+
 // Pixels of the channels of some groups, for lanes of several groups:
 //   to[p * to_stride + i * channel_stride + l] = from[p * from_stride + group of lane l * group_channels + i]
 // Lane 0 is lane `first_lane` of the first group. Up to a vector behind `from` may be read.
@@ -255,6 +320,10 @@ struct Isa {
   int64_t pixel_tile_pixels = 1;  // of the widest pixel tile
   StepFunction steps[step_count][affine_count][2] = {};
   void (*statistics[2])(const StatisticsArguments& arguments) = {};
+  void (*slab_statistics)(const SlabStatisticsArguments& arguments) = nullptr;
+  void (*column_coefficients)(const ColumnNormArguments& arguments) = nullptr;
+  void (*column_norm)(const ColumnNormArguments& arguments) = nullptr;
+  void (*slab_steps[step_count])(const SlabStepArguments& arguments) = {};
   // Means of rows that lie one behind the other, less the centre.
   void (*row_means)(const float* panel, int64_t rows, int64_t cols, float centre, float* means) = nullptr;
   GradientFunction gradients[op_count][2][2][2] = {};  // [after the norm][orientation][of the argument too]
@@ -268,6 +337,7 @@ struct Isa {
   void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;
   void (*pixel_tile)(const PixelTileArguments& arguments) = nullptr;
   void (*dot_tile)(const DotTileArguments& arguments) = nullptr;
+  void (*indirect_tile)(const IndirectTileArguments& arguments) = nullptr;
   void (*spread)(const SpreadArguments& arguments) = nullptr;
   void (*group_tile)(const GroupTileArguments& arguments) = nullptr;
   void (*group_gradient)(const GroupGradientArguments& arguments) = nullptr;

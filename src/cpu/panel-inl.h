@@ -113,6 +113,10 @@ HWY_INLINE V last_lanes(V v, int64_t rest) {
 
 HWY_INLINE float lane_sum(V v) { return hn::GetLane(hn::SumOfLanes(D(), v)); }
 
+// Sums around a value are exact enough where the values' spread is this share of their squares around it: the
+// difference keeps all but two bits.
+constexpr float least_spread = 0.25f;
+
 // Distances from a mean, or from 0 (kCentred false), which saves an instruction of three.
 template <bool kCentred = true>
 HWY_INLINE RowSums planar_distances(const float* x, int64_t count, float mean = 0) {

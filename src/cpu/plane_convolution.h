@@ -31,6 +31,7 @@ class PlaneConvolution final : public Convolver {
   // Nothing is staged; these are the elements that the segments read.
   double staged_elements() const override;
   bool in_place() const override { return true; }
+  bool has_one_chunk() const { return chunk_count_ == 1; }
   // Calls of tiles, for the cost.
   double calls() const;
   std::string describe() const override;

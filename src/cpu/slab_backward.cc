@@ -9,6 +9,7 @@ namespace onepass::cpu {
 namespace {
 
 constexpr int interleaved = static_cast<int>(Orientation::interleaved);
+constexpr int planar = static_cast<int>(Orientation::planar);
 
 // Samples whose sums are added in one chain of f32.
 constexpr int64_t most_chunk_samples = 16;
@@ -30,8 +31,8 @@ int64_t live_panels(const Problem& problem) {
 SlabBackward::SlabBackward(const BackwardProblem& problem, const Isa& isa)
     : problem_(problem),
       isa_(isa),
-      slabs_(problem.forward, live_panels(problem.forward), row_count),
-      chain_(problem.forward, slabs_.repeat),
+      slabs_(problem.forward, limits_of(problem.forward), live_panels(problem.forward), row_count, isa.lanes),
+      chain_(problem.forward, slabs_.parameter_repeat()),
       steps_(chain_.before),
       norm_at_(chain_.before.size()),
       input_(problem.forward.input, slabs_),
@@ -97,9 +98,11 @@ void SlabBackward::choose_steps() {
 void SlabBackward::lay_out_workspace() {
   WorkspaceLayout layout(chain_.workspace_floats);
   const auto count = static_cast<int64_t>(sums_.size());
-  partials_at_ = layout.take(chunks_ * count * slabs_.columns);
+  partials_at_ = layout.take(chunks_ * count * values_of(slabs_.columns));
   const auto panels = static_cast<int64_t>(steps_.size() + 1 + extra_panels);
-  worker_floats_ = panels * slabs_.panel_floats + row_count * slabs_.column_floats;
+  row_floats_ =
+      round_up(values_of(slabs_.panel_slabs * slabs_.slab_columns) + Chain::slack(), alignment_floats);
+  worker_floats_ = panels * slabs_.panel_floats + row_count * row_floats_;
   workers_at_ = layout.take(worker_floats_ * problem_.forward.device.threads);
   workspace_floats_ = layout.floats();
 }
@@ -124,15 +127,15 @@ float* SlabBackward::panel(const Work& work, size_t index) const {
 }
 
 float* SlabBackward::row(const Work& work, Row which) const {
-  return panel(work, steps_.size() + 1 + extra_panels) + which * slabs_.column_floats;
+  return panel(work, steps_.size() + 1 + extra_panels) + which * row_floats_;
 }
 
-int64_t SlabBackward::reduced_channels() const { return reduced_columns / slabs_.repeat; }
+int64_t SlabBackward::reduced_channels() const { return reduced_columns / slabs_.parameter_repeat(); }
 
-// A sum over the samples of a chunk, for each column.
+// A sum over the samples of a chunk, for each column or channel.
 float* SlabBackward::partial(float* floats, int64_t chunk, size_t sum) const {
   const int64_t index = chunk * static_cast<int64_t>(sums_.size()) + static_cast<int64_t>(sum);
-  return floats + partials_at_ + index * slabs_.columns;
+  return floats + partials_at_ + index * values_of(slabs_.columns);
 }
 
 void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Executor& executor) const {
@@ -141,7 +144,7 @@ void SlabBackward::run(const BackwardArguments& arguments, void* workspace, Exec
   const int64_t tasks = slabs_.batch == 0 ? 0 : chunks_ * strips_;
   executor.for_each(tasks, [&](int64_t task, int worker) {
     Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, 0, true, {}, {}, {}};
-    std::fill_n(row(work, zeros), slabs_.column_floats, 0.0f);
+    std::fill_n(row(work, zeros), row_floats_, 0.0f);
     work.chunk = task / strips_;
     const Range samples = even_part(slabs_.batch, chunks_, work.chunk);
     const Range panels = even_part(slabs_.panels, strips_, task % strips_);
@@ -170,7 +173,9 @@ void SlabBackward::run_panel(Work& work) const {
     const PanelView to = input_of(work, i + 1);
     s.dst = const_cast<float*>(to.data);
     s.dst_stride = to.stride;
-    isa_.steps[steps_[i].function][static_cast<int>(steps_[i].affine)][interleaved](s);
+    const int orientation = orientation_of_step(steps_[i]);
+    if (orientation == planar) s.dst_stride = slabs_.pixels;
+    isa_.steps[steps_[i].function][static_cast<int>(steps_[i].affine)][orientation](s);
   }
   work.gradient = output_gradient(work);
   for (size_t i = steps_.size(); i-- > std::max(begin_, norm_at_);) step_back(work, i);
@@ -192,27 +197,29 @@ void SlabBackward::run_panel(Work& work) const {
 
 const float* SlabBackward::shift(const Work& work) const {
   if (chain_.norm_bias < 0) return row(work, zeros);
-  return chain_.values(chain_.norm_bias, work.region.sample, work.floats) + work.region.columns.begin;
+  return chain_.values(chain_.norm_bias, work.region.sample, work.floats) +
+         values_of(work.region.columns.begin);
 }
 
 // What the norm does to each column, from the statistics of its slab.
 void SlabBackward::prepare_norm(const Work& work) const {
   const SlabRegion& region = work.region;
-  const int64_t width = slabs_.slab_columns;
+  const int64_t width = values_of(slabs_.slab_columns);
+  const int64_t values = values_of(region.columns.size());
   const float* statistics =
       work.arguments.statistics + 2 * (region.sample * slabs_.groups + region.slabs.begin);
   const float* weight = chain_.values_or_null(chain_.norm_weight, region.sample, work.floats);
   float* centres = row(work, centre);
   float* inverses = row(work, inverse);
   float* scales = row(work, scale);
-  for (int64_t at = 0; at < region.columns.size(); at += width, statistics += 2) {
+  for (int64_t at = 0; at < values; at += width, statistics += 2) {
     std::fill_n(centres + at, width, statistics[0]);
     std::fill_n(inverses + at, width, statistics[1]);
     if (weight == nullptr) {
       std::fill_n(scales + at, width, statistics[1]);
       continue;
     }
-    const float* weights = weight + region.columns.begin + at;
+    const float* weights = weight + values_of(region.columns.begin) + at;
     const float rstd = statistics[1];
     for (int64_t c = 0; c < width; ++c) scales[at + c] = rstd * weights[c];
   }
@@ -225,13 +232,19 @@ PanelView SlabBackward::input_of(const Work& work, size_t step) const {
   return {panel(work, step), work.region.columns.size()};
 }
 
+// Steps with a coefficient for each channel have rows of pixels.
+int SlabBackward::orientation_of_step(const Step& step) const {
+  return slabs_.by_channel && (step.vector >= 0 || step.affine == Affine::norm) ? planar : interleaved;
+}
+
 StepArguments SlabBackward::arguments_of(const Work& work, size_t i) const {
   const Step& step = steps_[i];
+  const int64_t first = values_of(work.region.columns.begin);
   const StepContext context{work.floats,
                             &work.arguments.parameters,
-                            {work.region.columns.begin, row(work, centre), row(work, scale), shift(work)},
+                            {first, row(work, centre), row(work, scale), shift(work)},
                             nullptr};
-  StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
+  StepArguments s = chain_.column_arguments(step, context, work.region.sample, first);
   const PanelView source = input_of(work, i);
   s.src = source.data;
   s.src_stride = source.stride;
@@ -239,6 +252,10 @@ StepArguments SlabBackward::arguments_of(const Work& work, size_t i) const {
   s.cols = work.region.columns.size();
   bind_operand(s, step, chain_, tensors_, isa_, work.region, work.arguments.parameters,
                panel(work, steps_.size() + 1 + operand_panel));
+  if (orientation_of_step(step) == planar) {
+    s.rows = s.cols / slabs_.pixels;
+    s.cols = s.src_stride = s.operand_stride = slabs_.pixels;
+  }
   return s;
 }
 
@@ -285,12 +302,14 @@ void SlabBackward::step_back(Work& work, size_t i) const {
   g.gradient_stride = work.gradient.stride;
   g.argument = argument.sum ? row(work, sums) : panel(work, steps_.size() + 1 + argument_panel);
   g.argument_stride = work.region.columns.size();
-  isa_.gradients[step.function][step.affine == Affine::norm][interleaved][of_argument](g);
+  const int orientation = orientation_of_step(step);
+  if (orientation == planar) g.step.dst_stride = g.gradient_stride = g.argument_stride = slabs_.pixels;
+  isa_.gradients[step.function][step.affine == Affine::norm][orientation][of_argument](g);
   work.gradient = to;
   if (argument.sum) add_to_sum(work, *argument.sum, g.argument);
   if (argument.parameter) {
     argument.tensor.store(isa_, work.region, work.arguments.parameter_gradients[*argument.parameter],
-                          {g.argument, g.argument_stride});
+                          {g.argument, work.region.columns.size()});
   }
 }
 
@@ -318,10 +337,12 @@ void SlabBackward::slab_norm_back(Work& work) const {
   s.gradient = work.gradient.data;
   s.slabs = region.slabs.size();
   s.width = slabs_.slab_columns;
+  s.pixels = slabs_.by_channel ? slabs_.pixels : 0;
   s.statistics = work.arguments.statistics + 2 * (region.sample * slabs_.groups + region.slabs.begin);
-  s.weights = weight != nullptr ? weight + region.columns.begin : nullptr;
-  s.sums = bias_sum_ ? partial(work.floats, work.chunk, *bias_sum_) + region.columns.begin : nullptr;
-  s.products = weight_sum_ ? partial(work.floats, work.chunk, *weight_sum_) + region.columns.begin : nullptr;
+  const int64_t first = values_of(region.columns.begin);
+  s.weights = weight != nullptr ? weight + first : nullptr;
+  s.sums = bias_sum_ ? partial(work.floats, work.chunk, *bias_sum_) + first : nullptr;
+  s.products = weight_sum_ ? partial(work.floats, work.chunk, *weight_sum_) + first : nullptr;
   s.add = !work.first_of_chunk;
   s.dst = through_norm_ ? const_cast<float*>(to.data) : nullptr;
   isa_.slab_norm_back(s);
@@ -365,9 +386,10 @@ void SlabBackward::norm_back(Work& work) const {
 
 void SlabBackward::add_to_sum(const Work& work, size_t sum, const float* values) const {
   const Sum& which = sums_[sum];
-  const int64_t columns = work.region.columns.size();
+  const int64_t columns = values_of(work.region.columns.size());
+  const int64_t repeat = slabs_.parameter_repeat();
   if (!which.per_sample) {
-    float* to = partial(work.floats, work.chunk, sum) + work.region.columns.begin;
+    float* to = partial(work.floats, work.chunk, sum) + values_of(work.region.columns.begin);
     if (work.first_of_chunk) {
       std::copy_n(values, columns, to);
     } else {
@@ -378,9 +400,9 @@ void SlabBackward::add_to_sum(const Work& work, size_t sum, const float* values)
   const DType dtype = problem_.parameter_gradients[which.parameter].dtype;
   char* to = static_cast<char*>(work.arguments.parameter_gradients[which.parameter]);
   const int64_t first = work.region.sample * slabs_.channels + work.region.columns.begin / slabs_.repeat;
-  for (int64_t c = 0; c < columns / slabs_.repeat; ++c) {
+  for (int64_t c = 0; c < columns / repeat; ++c) {
     double total = 0;
-    for (int64_t i = 0; i < slabs_.repeat; ++i) total += values[c * slabs_.repeat + i];
+    for (int64_t i = 0; i < repeat; ++i) total += values[c * repeat + i];
     store_element(dtype, total, to + (first + c) * byte_size(dtype));
   }
 }
@@ -395,20 +417,21 @@ void SlabBackward::store_sum(float* floats, const BackwardArguments& arguments, 
   if (which.per_sample || (single && block > 0)) return;
   char* to = static_cast<char*>(arguments.parameter_gradients[which.parameter]);
   const int64_t bytes = byte_size(spec.dtype);
+  const int64_t repeat = slabs_.parameter_repeat();
   const int64_t begin = block * reduced_channels();
   const int64_t end = single ? slabs_.channels : std::min(slabs_.channels, begin + reduced_channels());
   double all = 0;
   for (int64_t first = begin; first < end; first += reduced_channels()) {
     const int64_t channels = std::min(end - first, reduced_channels());
-    const int64_t columns = channels * slabs_.repeat;
+    const int64_t columns = channels * repeat;
     double totals[reduced_columns] = {};
     for (int64_t chunk = 0; chunk < (slabs_.batch == 0 ? 0 : chunks_); ++chunk) {
-      const float* values = partial(floats, chunk, sum) + first * slabs_.repeat;
+      const float* values = partial(floats, chunk, sum) + first * repeat;
       for (int64_t c = 0; c < columns; ++c) totals[c] += values[c];
     }
     for (int64_t c = 0; c < channels; ++c) {
       double total = 0;
-      for (int64_t i = 0; i < slabs_.repeat; ++i) total += totals[c * slabs_.repeat + i];
+      for (int64_t i = 0; i < repeat; ++i) total += totals[c * repeat + i];
       if (!single) store_element(spec.dtype, total, to + (first + c) * bytes);
       all += total;
     }

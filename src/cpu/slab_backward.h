@@ -21,6 +21,8 @@ class SlabBackward final : public BackwardKernel {
  public:
   SlabBackward(const BackwardProblem& problem, const Isa& isa);
 
+  static std::string refusal(const Problem& forward) { return Slabs::refusal(forward, limits_of(forward)); }
+
   size_t workspace_bytes() const override { return static_cast<size_t>(workspace_floats_) * sizeof(float); }
   bool reads_statistics() const override { return slabs_.norm; }
   // The last step reads an element of x and writes the same one of dx.
@@ -31,6 +33,14 @@ class SlabBackward final : public BackwardKernel {
   const Slabs& slabs() const { return slabs_; }
 
  private:
+  // A L2 of 1 MiB holds a slab of x, its gradients and what waits between the steps.
+  static constexpr int64_t held_floats = 48 * 1024;
+  // A norm alone keeps nothing between steps. Its larger slabs are read twice from memory, as everywhere.
+  static SlabLimits limits_of(const Problem& forward) {
+    const int64_t most = (forward.block.stages().size() == 1 ? 4 : 1) * held_floats;
+    return {most, most, held_floats, held_floats / 2};
+  }
+
   // The gradient of a parameter: a sum over pixels for each channel.
   struct Sum {
     size_t parameter = 0;
@@ -42,7 +52,8 @@ class SlabBackward final : public BackwardKernel {
     std::optional<size_t> parameter;  // of a tensor
     SlabTensor tensor;                // that tensor's gradient
   };
-  // Values of a worker for each column of a panel. `zeros` is the shift of a norm without a bias.
+  // Values of a worker for each column of a panel, or for each channel (Slabs::by_channel). `zeros` is the
+  // shift of a norm without a bias.
   enum Row : int { centre, inverse, scale, zeros, offset, slope, sums, products, row_count };
   // Panels of a worker behind the inputs of the steps.
   enum Extra : size_t { gradient_panel, operand_panel, argument_panel, extra_panels };
@@ -66,6 +77,8 @@ class SlabBackward final : public BackwardKernel {
   float* panel(const Work& work, size_t index) const;
   float* row(const Work& work, Row which) const;
   int64_t reduced_channels() const;
+  // Values of a parameter, and the region's first, in the layout of parameters.
+  int64_t values_of(int64_t columns) const { return columns / slabs_.repeat * slabs_.parameter_repeat(); }
   float* partial(float* floats, int64_t chunk, size_t sum) const;
 
   void run_panel(Work& work) const;
@@ -73,6 +86,7 @@ class SlabBackward final : public BackwardKernel {
   void prepare_norm(const Work& work) const;
   PanelView input_of(const Work& work, size_t step) const;
   StepArguments arguments_of(const Work& work, size_t step) const;
+  int orientation_of_step(const Step& step) const;
   PanelView output_gradient(const Work& work) const;
   PanelView destination(const Work& work, bool last) const;
   void step_back(Work& work, size_t step) const;
@@ -105,7 +119,7 @@ class SlabBackward final : public BackwardKernel {
   int64_t chunks_ = 1, strips_ = 1;
 
   // Offsets into the workspace and sizes, in floats.
-  int64_t partials_at_ = 0, workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;
+  int64_t row_floats_ = 0, partials_at_ = 0, workers_at_ = 0, worker_floats_ = 0, workspace_floats_ = 0;
 };
 
 }  // namespace onepass::cpu

@@ -2,7 +2,6 @@
 #include "cpu/slab_tail.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace onepass::cpu {
 namespace {
@@ -13,13 +12,19 @@ constexpr int planar = static_cast<int>(Orientation::planar);
 // Panels of a worker: values, and a tensor operand.
 enum Buffer : int { values_buffer, operand_buffer, buffer_count };
 
+// It follows from the channels alone, not from the panel, which follows from the batch too.
+constexpr int64_t block_floats = stream_panel_floats;
+constexpr int64_t least_block_rows = 16;
+
+PanelView from_row(PanelView panel, int64_t row) { return {panel.data + row * panel.stride, panel.stride}; }
+
 }  // namespace
 
 SlabTail::SlabTail(const Problem& problem, const Isa& isa)
     : problem_(problem),
       isa_(isa),
-      slabs_(problem, 2, row_count),
-      chain_(problem, slabs_.repeat),
+      slabs_(problem, limits, 2, 2, isa.lanes),
+      chain_(problem, slabs_.parameter_repeat()),
       input_(problem.input, slabs_),
       mean_(problem.block.has_mean()) {
   if (mean_) {
@@ -33,10 +38,16 @@ SlabTail::SlabTail(const Problem& problem, const Isa& isa)
   if (slabs_.norm) eps_ = problem.block.norm()->eps;
   mean_of_norm_ =
       mean_ && slabs_.norm && chain_.after.size() == 1 && chain_.after[0].function == identity_step;
-  sums_whole_slabs_ = slabs_.rows == 1 || (slabs_.slab_columns >= 4 * slabs_.rows && !mean_of_norm_);
+  sums_whole_slabs_ = slabs_.rows == 1 || (slabs_.slab_columns >= 8 * slabs_.rows && !mean_of_norm_);
+  waits_in_output_ = slabs_.panel_floats > stream_panel_floats && !mean_ && output_.in_place();
+  const bool whole = slabs_.rows == 1 || sums_whole_slabs_ || !chain_.tensors.empty();
+  block_rows_ = whole ? slabs_.rows : std::max(least_block_rows, block_floats / slabs_.channels);
   task_panels_ = std::max<int64_t>(1, stream_task_elements / slabs_.panel_floats);
   WorkspaceLayout layout(chain_.workspace_floats);
-  worker_floats_ = buffer_count * slabs_.panel_floats + row_count * slabs_.column_floats;
+  const int64_t values = slabs_.panel_slabs * slabs_.slab_columns / slabs_.repeat;
+  row_floats_ = round_up(values + Chain::slack(), alignment_floats);
+  worker_floats_ = buffer_count * slabs_.panel_floats + row_count * row_floats_ +
+                   round_up(2 * slabs_.panel_slabs, alignment_floats);
   workers_at_ = layout.take(worker_floats_ * problem.device.threads);
   workspace_floats_ = layout.floats();
 }
@@ -53,8 +64,9 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
   chain_.load_parameters(problem_, arguments.parameters, floats);
   const int64_t count = slabs_.batch * slabs_.panels;
   executor.for_each(ceil_div(count, task_panels_), [&](int64_t task, int worker) {
-    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}, nullptr, nullptr};
-    std::fill_n(row(work, zeros), slabs_.column_floats, 0.0f);
+    Work work{arguments, floats, floats + workers_at_ + worker * worker_floats_, {}, {}, {},
+              nullptr,   nullptr};
+    std::fill_n(row(work, zeros), row_floats_, 0.0f);
     const int64_t end = std::min(count, (task + 1) * task_panels_);
     for (int64_t i = task * task_panels_; i < end; ++i) {
       begin(work, slabs_.region(i / slabs_.panels, i % slabs_.panels));
@@ -64,146 +76,165 @@ void SlabTail::run(const Arguments& arguments, void* workspace, Executor& execut
 }
 
 float* SlabTail::row(const Work& work, Row which) const {
-  return work.own + buffer_count * slabs_.panel_floats + which * slabs_.column_floats;
+  return work.own + buffer_count * slabs_.panel_floats + which * row_floats_;
+}
+
+// Mean and rstd of the panel's slabs: what the call asks for, or the worker's.
+float* SlabTail::statistics_of(const Work& work) const {
+  float* statistics = work.arguments.statistics;
+  if (statistics == nullptr) return row(work, row_count);
+  return statistics + 2 * (work.region.sample * slabs_.groups + work.region.slabs.begin);
 }
 
 void SlabTail::begin(Work& work, const SlabRegion& region) const {
   const auto values = [&](int vector, const float* otherwise) {
     if (vector < 0) return otherwise;
-    return chain_.values(vector, region.sample, work.floats) + region.columns.begin;
+    return chain_.values(vector, region.sample, work.floats) + first_value(region);
   };
   work.region = region;
-  work.values = input_.view(isa_, region, work.arguments.input, work.own);
   work.weight = values(chain_.norm_weight, nullptr);
   work.shift = values(chain_.norm_bias, row(work, zeros));
 }
 
 void SlabTail::run_panel(Work& work) const {
   const bool writes = !mean_ && output_.in_place();
-  const size_t before = chain_.before.size();
-  const size_t count = before + chain_.after.size();
-  for (size_t i = 0; i < count; ++i) {
-    if (i == before) normalise(work);
-    if (i == before && mean_of_norm_) break;
-    apply(work, i < before ? chain_.before[i] : chain_.after[i - before], writes && i + 1 == count);
+  const PanelView input = input_.view(isa_, work.region, work.arguments.input, work.own);
+  const auto blocks = [&](PanelView from, auto&& f) {
+    PanelView first = from;
+    for (int64_t r = 0; r < slabs_.rows; r += block_rows_) {
+      work.rows = {r, std::min(slabs_.rows, r + block_rows_)};
+      work.values = from_row(from, r);
+      f();
+      if (r == 0) first = work.values;
+    }
+    return first;
+  };
+  PanelView values = blocks(input, [&] {
+    for (size_t i = 0; i < chain_.before.size(); ++i) {
+      apply(work, chain_.before[i], writes && chain_.after.empty() && i + 1 == chain_.before.size());
+    }
+    if (slabs_.norm) add_statistics(work);
+  });
+  if (slabs_.norm) finish_statistics(work, values);
+  if (!mean_of_norm_ && !chain_.after.empty()) {
+    values = blocks(values, [&] {
+      for (size_t i = 0; i < chain_.after.size(); ++i) {
+        apply(work, chain_.after[i], writes && i + 1 == chain_.after.size());
+      }
+    });
   }
   if (mean_) {
-    store_means(work);
-  } else if (!writes || count == 0) {
-    output_.store(isa_, work.region, work.arguments.output, work.values);
+    store_means(work, values);
+  } else if (!writes || (chain_.before.empty() && chain_.after.empty())) {
+    output_.store(isa_, work.region, work.arguments.output, values);
   }
 }
 
 void SlabTail::apply(Work& work, const Step& step, bool last) const {
+  const int64_t first = first_value(work.region);
   const StepContext context{work.floats,
                             &work.arguments.parameters,
-                            {work.region.columns.begin, row(work, centre), row(work, scale), work.shift},
+                            {first, row(work, centre), row(work, scale), work.shift},
                             nullptr};
-  StepArguments s = chain_.column_arguments(step, context, work.region.sample, work.region.columns.begin);
+  StepArguments s = chain_.column_arguments(step, context, work.region.sample, first);
   s.src = work.values.data;
   s.src_stride = work.values.stride;
-  s.rows = slabs_.rows;
+  s.rows = work.rows.size();
   s.cols = work.region.columns.size();
   bind_operand(s, step, chain_, tensors_, isa_, work.region, work.arguments.parameters,
                work.own + operand_buffer * slabs_.panel_floats);
-  const PanelView to = last ? output_.place(work.region, work.arguments.output) : PanelView{work.own, s.cols};
+  const bool to_output = last || (waits_in_output_ && step.affine == Affine::none);
+  const PanelView panel =
+      to_output ? output_.place(work.region, work.arguments.output) : PanelView{work.own, s.cols};
+  const PanelView to = from_row(panel, work.rows.begin);
   s.dst = const_cast<float*>(to.data);
   s.dst_stride = to.stride;
-  isa_.steps[step.function][static_cast<int>(step.affine)][interleaved](s);
   work.values = to;
+  if (step.affine == Affine::norm && slabs_.rows == 1) return apply_norm(work, step, s);
+  int orientation = interleaved;
+  if (slabs_.by_channel && step.vector >= 0) {
+    orientation = planar;
+    s.rows = s.cols / slabs_.pixels;
+    s.cols = s.src_stride = s.dst_stride = slabs_.pixels;
+  }
+  isa_.steps[step.function][static_cast<int>(step.affine)][orientation](s);
+}
+
+// The norm where slabs are runs of columns.
+void SlabTail::apply_norm(const Work& work, const Step& step, const StepArguments& arguments) const {
+  SlabStepArguments s;
+  s.step = arguments;
+  s.slabs = work.region.slabs.size();
+  s.channels = slabs_.slab_columns / slabs_.repeat;
+  s.pixels = slabs_.pixels;
+  s.statistics = statistics_of(work);
+  s.weights = work.weight;
+  s.biases = chain_.norm_bias < 0 ? nullptr : work.shift;
+  s.repeated = !slabs_.by_channel;
+  isa_.slab_steps[step.function](s);
+}
+
+// Moments of each column, so far.
+void SlabTail::add_statistics(const Work& work) const {
+  if (sums_whole_slabs_) return;
+  isa_.statistics[interleaved]({work.values.data, work.values.stride, work.rows.size(),
+                                work.region.columns.size(), row(work, mean), row(work, m2), work.rows.begin,
+                                nullptr});
 }
 
 // Statistics of the panel's slabs, and what the norm does to each column.
-void SlabTail::normalise(const Work& work) const {
-  const int64_t slabs = work.region.slabs.size();
-  const int64_t width = slabs_.slab_columns;
-  float* means = row(work, mean);
-  float* spreads = row(work, m2);
+void SlabTail::finish_statistics(const Work& work, PanelView values) const {
+  ColumnNormArguments c;
+  c.slabs = work.region.slabs.size();
+  c.width = slabs_.slab_columns;
+  c.rows = slabs_.rows;
+  c.eps = static_cast<float>(eps_);
+  c.weight = work.weight;
+  c.statistics = statistics_of(work);
+  c.mean = row(work, mean);
+  c.m2 = row(work, m2);
+  c.centre = row(work, centre);
+  c.scale = row(work, scale);
   if (sums_whole_slabs_) {
-    for (int64_t r = 0; r < slabs_.rows; ++r) {
-      const float* values = work.values.data + r * work.values.stride;
-      isa_.statistics[planar]({values, width, slabs, width, means, spreads, r * width, nullptr});
-    }
-    for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, {means[i], spreads[i]});
-    return;
+    isa_.slab_statistics({values.data, values.stride, slabs_.rows, c.width, c.slabs, c.eps, c.statistics});
+    if (slabs_.rows > 1) isa_.column_coefficients(c);
+  } else {
+    isa_.column_norm(c);
   }
-  isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, work.region.columns.size(),
-                                means, spreads, 0, nullptr});
-  for (int64_t i = 0; i < slabs; ++i) finish_slab(work, i, merge(means + i * width, spreads + i * width));
-}
-
-// The columns of a slab.
-SlabTail::Moments SlabTail::merge(const float* means, const float* spreads) const {
-  const int64_t width = slabs_.slab_columns;
-  const double middle =
-      sum_of(width, [&](int64_t c) -> double { return means[c]; }) / static_cast<double>(width);
-  const auto rows = static_cast<double>(slabs_.rows);
-  const double m2_of_slab = sum_of(width, [&](int64_t c) {
-    const double distance = means[c] - middle;
-    return spreads[c] + distance * distance * rows;
-  });
-  return {middle, m2_of_slab};
-}
-
-void SlabTail::finish_slab(const Work& work, int64_t slab, const Moments& moments) const {
-  const double variance = moments.m2 / static_cast<double>(slabs_.slab_elements());
-  const double rstd = 1 / std::sqrt(variance + eps_);
-  if (work.arguments.statistics != nullptr) {
-    const int64_t index = work.region.sample * slabs_.groups + work.region.slabs.begin + slab;
-    work.arguments.statistics[2 * index] = static_cast<float>(moments.mean);
-    work.arguments.statistics[2 * index + 1] = static_cast<float>(rstd);
-  }
-  if (mean_of_norm_) return finish_means(work, slab, moments, rstd);
-  const int64_t width = slabs_.slab_columns;
-  const int64_t at = slab * width;
-  float* __restrict centres = row(work, centre) + at;
-  float* __restrict scales = row(work, scale) + at;
-  const auto middle = static_cast<float>(moments.mean);
-  const auto factor = static_cast<float>(rstd);
-  if (work.weight == nullptr) {
-    std::fill_n(centres, width, middle);
-    std::fill_n(scales, width, factor);
-    return;
-  }
-  const float* __restrict weight = work.weight + at;
-  for (int64_t c = 0; c < width; ++c) {
-    centres[c] = middle;
-    scales[c] = factor * weight[c];
-  }
+  if (!mean_of_norm_) return;
+  for (int64_t i = 0; i < c.slabs; ++i) finish_means(work, values, i, c.statistics + 2 * i);
 }
 
 // Means over the pixels of the norm's output, in row(scale): one for each channel of the slab.
-void SlabTail::finish_means(const Work& work, int64_t slab, const Moments& moments, double rstd) const {
+void SlabTail::finish_means(const Work& work, PanelView values, int64_t slab, const float* statistics) const {
   const int64_t width = slabs_.slab_columns;
   const int64_t channels = width / slabs_.repeat;
   float* means = row(work, scale) + slab * channels;
   if (slabs_.rows == 1) {
-    isa_.row_means(work.values.data + slab * width, channels, slabs_.repeat, static_cast<float>(moments.mean),
-                   means);
+    isa_.row_means(values.data + slab * width, channels, slabs_.repeat, statistics[0], means);
   } else {
     const float* of_columns = row(work, mean) + slab * width;
-    for (int64_t c = 0; c < channels; ++c) means[c] = static_cast<float>(of_columns[c] - moments.mean);
+    for (int64_t c = 0; c < channels; ++c) means[c] = of_columns[c] - statistics[0];
   }
-  const auto factor = static_cast<float>(rstd);
+  const float factor = statistics[1];
   if (work.weight == nullptr) {
     for (int64_t c = 0; c < channels; ++c) means[c] *= factor;
     return;
   }
-  const float* weight = work.weight + slab * width;
-  const float* bias = work.shift + slab * width;
-  for (int64_t c = 0; c < channels; ++c) {
-    means[c] = means[c] * factor * weight[c * slabs_.repeat] + bias[c * slabs_.repeat];
-  }
+  const int64_t repeat = slabs_.parameter_repeat();
+  const float* weight = work.weight + slab * channels * repeat;
+  const float* bias = work.shift + slab * channels * repeat;
+  for (int64_t c = 0; c < channels; ++c) means[c] = means[c] * factor * weight[c * repeat] + bias[c * repeat];
 }
 
-void SlabTail::store_means(const Work& work) const {
+void SlabTail::store_means(const Work& work, PanelView values) const {
   const Range channels{work.region.columns.begin / slabs_.repeat, work.region.columns.end / slabs_.repeat};
   float* means = row(work, scale);
   if (!mean_of_norm_ && slabs_.rows == 1) {
-    isa_.row_means(work.values.data, channels.size(), slabs_.repeat, 0, means);
+    isa_.row_means(values.data, channels.size(), slabs_.repeat, 0, means);
   } else if (!mean_of_norm_) {
-    isa_.statistics[interleaved]({work.values.data, work.values.stride, slabs_.rows, channels.size(), means,
-                                  row(work, m2), 0, nullptr});
+    isa_.statistics[interleaved](
+        {values.data, values.stride, slabs_.rows, channels.size(), means, row(work, m2), 0, nullptr});
   }
   transfer(isa_, Direction::store, means_, work.arguments.output, {work.region.sample, channels, {0, 1}},
            Orientation::interleaved, means, channels.size());

@@ -9,13 +9,11 @@ namespace onepass::cpu {
 namespace {
 
 constexpr int64_t live_floats = 12 * 1024;  // of a L1 of 64 KiB
-constexpr int64_t most_slab_elements = 8 * 1024;
-// Longer rows fill vectors by themselves.
-constexpr int64_t most_repeat = 64;
 // Of channels last: a panel has this many columns or more, so that its rows are a few cache lines.
 constexpr int64_t least_columns = 32;
 constexpr int64_t widest_vector = 16;
-constexpr int64_t most_rows = 128;
+constexpr int64_t wanted_panels = 16;
+constexpr int64_t least_large_slabs = 4;
 
 int64_t pixels_of(const Problem& problem) { return TensorMap(problem.input).pixels(); }
 
@@ -25,21 +23,29 @@ bool channels_last(const Problem& problem) {
 
 }  // namespace
 
-std::string Slabs::refusal(const Problem& problem) {
+std::string Slabs::refusal(const Problem& problem, const SlabLimits& limits) {
   const int64_t pixels = pixels_of(problem);
   const int64_t channels = problem.input.sizes[1];
   const Norm* norm = problem.block.norm();
   const int64_t slab = norm != nullptr ? channels / norm->group_count(channels) * pixels : pixels;
   if (pixels == 0) return "there are no pixels";
-  if (slab > most_slab_elements)
-    return "slabs of more than " + std::to_string(most_slab_elements) + " elements";
+  // Without a norm nothing waits for a whole slab.
+  const int64_t most = norm != nullptr ? limits.slab_elements : std::min(limits.slab_elements, live_floats);
+  if (slab > most) return "slabs of more than " + std::to_string(most) + " elements";
+  // A slab is one task: other rows have more of them for several threads.
+  if (slab > stream_task_elements && channels * pixels / slab < least_large_slabs)
+    return "a sample has few slabs of more than " + std::to_string(stream_task_elements) + " elements";
   if (channels_last(problem)) {
-    return pixels > most_rows ? "more than " + std::to_string(most_rows) + " pixels of channels last" : "";
+    if (limits.strided_floats > 0 && std::min(least_columns, channels) * pixels > limits.strided_floats)
+      return "panels of more than " + std::to_string(limits.strided_floats) + " elements";
+    return pixels > limits.rows ? "more than " + std::to_string(limits.rows) + " pixels of channels last"
+                                : "";
   }
-  return pixels > most_repeat ? "more than " + std::to_string(most_repeat) + " pixels a channel" : "";
+  return pixels > limits.repeat ? "more than " + std::to_string(limits.repeat) + " pixels a channel" : "";
 }
 
-Slabs::Slabs(const Problem& problem, int64_t live_panels, int64_t live_column_arrays)
+Slabs::Slabs(const Problem& problem, const SlabLimits& limits, int64_t live_panels,
+             int64_t live_column_arrays, int64_t channel_pixels)
     : batch(problem.input.sizes[0]),
       channels(problem.input.sizes[1]),
       pixels(pixels_of(problem)),
@@ -48,10 +54,14 @@ Slabs::Slabs(const Problem& problem, int64_t live_panels, int64_t live_column_ar
   const bool strided = channels_last(problem);
   repeat = strided ? 1 : pixels;
   rows = strided ? pixels : 1;
+  by_channel = !strided && channel_pixels > 0 && pixels >= channel_pixels;
   columns = channels * repeat;
   slab_columns = columns / groups;
   int64_t wanted = live_floats / (rows * live_panels + live_column_arrays);
-  if (strided) wanted = std::max(wanted, least_columns);
+  // Enough panels for several threads. How a tensor is cut does not change what a slab gives.
+  const int64_t share = batch * columns * rows / wanted_panels;
+  if (strided)
+    wanted = std::max({wanted, least_columns, norm ? std::min(limits.strided_floats, share) / rows : 0});
   // Whole vectors, so that only the last panel of a sample has columns left over.
   const int64_t step = widest_vector / std::gcd(widest_vector, slab_columns);
   const int64_t slabs = wanted / slab_columns;

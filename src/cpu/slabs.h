@@ -38,11 +38,20 @@ struct SlabRegion {
   Range columns;
 };
 
+// Which tails a kernel cuts so, and how large its panels are.
+struct SlabLimits {
+  int64_t slab_elements;   // of the largest slab
+  int64_t repeat;          // pixels of a channel in contiguous tensors
+  int64_t rows;            // pixels of channels last
+  int64_t strided_floats;  // of a panel of channels last; 0: as many as L1 holds
+};
+
 struct Slabs {
   int64_t batch = 0, channels = 0, pixels = 0;
   bool norm = false;
   int64_t groups = 1;        // slabs of a sample; without a norm its channels
   int64_t repeat = 1;        // columns of a channel
+  bool by_channel = false;   // parameters are one value a channel, not one a column
   int64_t rows = 1;          // of a sample
   int64_t columns = 0;       // of a sample
   int64_t slab_columns = 0;  // of a slab
@@ -51,10 +60,15 @@ struct Slabs {
   int64_t panel_floats = 0;  // memory of a panel, and of one value for each of its columns
   int64_t column_floats = 0;
 
-  // So many panels, and so many values for each of their columns, are live at a time.
-  Slabs(const Problem& problem, int64_t live_panels, int64_t live_column_arrays);
+  // So many panels, and so many values for each of their columns, are live at a time. Channels of at least
+  // `channel_pixels` have one value of each parameter; 0: none have.
+  Slabs(const Problem& problem, const SlabLimits& limits, int64_t live_panels, int64_t live_column_arrays,
+        int64_t channel_pixels = 0);
 
-  static std::string refusal(const Problem& problem);
+  static std::string refusal(const Problem& problem, const SlabLimits& limits);
+
+  // Values of a parameter for each channel.
+  int64_t parameter_repeat() const { return by_channel ? 1 : repeat; }
 
   int64_t slab_elements() const { return rows * slab_columns; }
   SlabRegion region(int64_t sample, int64_t panel) const {

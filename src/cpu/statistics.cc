@@ -30,18 +30,23 @@ struct Merge {
                                   static_cast<double>(na + nb))) {}
 };
 
-// Lanes are channels: pixels are rows. kVectors vectors of channels at a time, so that sums do not wait on
-// one another. Two passes over the panel, which is in L1: a mean, then the distances from it and their own
-// mean. The second mean removes the rounding of the first: a constant slab has variance 0, not its ulp
-// squared.
+// Moments of kVectors vectors of channels.
 template <int kVectors>
-HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, int64_t c,
-                                          const Merge& merge) {
-  const StatisticsArguments s = arguments;
-  const D d;
-  V sum[kVectors];
-  V rest[kVectors];
+struct Moments {
+  V mean[kVectors];
   V m2[kVectors];
+
+  HWY_INLINE Moments() {}  // GCC does not give an implicit one the target's attributes
+};
+
+// Two passes over the panel, which is in L1: a mean, then the distances from it and their own mean. The
+// second mean removes the rounding of the first: a constant slab has variance 0, not its ulp squared.
+template <int kVectors>
+HWY_NOINLINE void two_pass_moments(const StatisticsArguments& s, int64_t c, Moments<kVectors>& moments) {
+  const D d;
+  V* sum = moments.mean;
+  V* m2 = moments.m2;
+  V rest[kVectors];
   for (int v = 0; v < kVectors; ++v) sum[v] = rest[v] = m2[v] = hn::Zero(d);
   for (int64_t r = 0; r < s.rows; ++r) {
     const float* x = s.src + r * s.stride + c;
@@ -63,21 +68,100 @@ HWY_INLINE void interleaved_statistics_of(const StatisticsArguments& arguments, 
     sum[v] = hn::Add(sum[v], hn::IfThenElseZero(hn::IsFinite(correction), correction));
     m2[v] = hn::NegMulAdd(correction, rest[v], m2[v]);
   }
-  for (int v = 0; v < kVectors; ++v) {
-    float* mean_at = s.mean + c + v * lanes;
-    float* m2_at = s.m2 + c + v * lanes;
-    if (s.pixels_before == 0) {
-      hn::StoreU(sum[v], d, mean_at);
-      hn::StoreU(m2[v], d, m2_at);
-      continue;
-    }
-    const V old_mean = hn::LoadU(d, mean_at);
-    const V delta = hn::Sub(sum[v], old_mean);
-    const V merged = hn::MulAdd(delta, hn::Set(d, merge.toward_new), old_mean);
-    hn::StoreU(hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(sum[v], old_mean)), d, mean_at);
-    const V between = hn::Mul(hn::Mul(delta, delta), hn::Set(d, merge.spread));
-    hn::StoreU(hn::Add(hn::Add(hn::LoadU(d, m2_at), m2[v]), between), d, m2_at);
+}
+
+// Rows whose distances are added in one chain, and whose columns are taken together: few streams from memory.
+constexpr int64_t block_rows = 8;
+constexpr int64_t most_columns = 512;
+
+// Distances from the mean so far, or from that of the first rows, of up to most_columns columns.
+struct Distances {
+  HWY_ALIGN float around[most_columns];
+  HWY_ALIGN float sum[most_columns];
+  HWY_ALIGN float squares[most_columns];
+};
+
+HWY_INLINE V first_mean(const StatisticsArguments& s, int64_t c) {
+  const D d;
+  if (s.pixels_before > 0) return hn::LoadU(d, s.mean + c);
+  const float* first = s.src + c;
+  if (s.rows < 4) return hn::LoadU(d, first);
+  const V pair = hn::Add(hn::LoadU(d, first), hn::LoadU(d, first + s.stride));
+  const V other = hn::Add(hn::LoadU(d, first + 2 * s.stride), hn::LoadU(d, first + 3 * s.stride));
+  return hn::Mul(hn::Add(pair, other), hn::Set(d, 0.25f));
+}
+
+// Rows [begin, end) of kVectors vectors of columns: c is the first in the panel, `at` in the strip.
+template <int kVectors>
+HWY_INLINE void add_distances(const StatisticsArguments& s, int64_t c, int64_t at, int64_t begin, int64_t end,
+                              Distances& distances) {
+  const D d;
+  V around[kVectors], sum[kVectors], squares[kVectors];
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    around[v] = begin == 0 ? first_mean(s, c + v * lanes) : hn::Load(d, distances.around + at + v * lanes);
+    sum[v] = squares[v] = hn::Zero(d);
   }
+  const int64_t stride = s.stride;
+  const float* x = s.src + begin * stride + c;
+  for (int64_t r = begin; r < end; ++r, x += stride) {
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), around[v]);
+      sum[v] = hn::Add(sum[v], distance);
+      squares[v] = hn::MulAdd(distance, distance, squares[v]);
+    }
+  }
+  ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+    if (begin == 0) {
+      hn::Store(around[v], d, distances.around + at + v * lanes);
+    } else {
+      sum[v] = hn::Add(sum[v], hn::Load(d, distances.sum + at + v * lanes));
+      squares[v] = hn::Add(squares[v], hn::Load(d, distances.squares + at + v * lanes));
+    }
+    hn::Store(sum[v], d, distances.sum + at + v * lanes);
+    hn::Store(squares[v], d, distances.squares + at + v * lanes);
+  }
+}
+
+// One vector of columns, from its distances. Where its mean lies too far from what they were taken from, two
+// passes are made.
+HWY_INLINE void finish_columns(const StatisticsArguments& s, int64_t c, int64_t at, const Merge& merge,
+                               const Distances& distances) {
+  const D d;
+  const V sum = hn::Load(d, distances.sum + at);
+  const V squares = hn::Load(d, distances.squares + at);
+  const V distance = hn::Mul(sum, hn::Set(d, 1.0f / static_cast<float>(s.rows)));
+  V mean = hn::Add(hn::Load(d, distances.around + at), distance);
+  V m2 = hn::NegMulAdd(distance, sum, squares);
+  if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Ge(m2, hn::Mul(hn::Set(d, least_spread), squares))))) {
+    Moments<1> moments;
+    two_pass_moments(s, c, moments);
+    mean = moments.mean[0];
+    m2 = moments.m2[0];
+  }
+  float* mean_at = s.mean + c;
+  float* m2_at = s.m2 + c;
+  if (s.pixels_before > 0) {
+    const V old_mean = hn::LoadU(d, mean_at);
+    const V delta = hn::Sub(mean, old_mean);
+    const V merged = hn::MulAdd(delta, hn::Set(d, merge.toward_new), old_mean);
+    mean = hn::IfThenElse(hn::IsFinite(delta), merged, hn::Add(mean, old_mean));
+    const V between = hn::Mul(hn::Mul(delta, delta), hn::Set(d, merge.spread));
+    m2 = hn::Add(hn::Add(hn::LoadU(d, m2_at), m2), between);
+  }
+  hn::StoreU(mean, d, mean_at);
+  hn::StoreU(m2, d, m2_at);
+}
+
+// Lanes are channels: pixels are rows. Columns [begin, end) are whole vectors.
+void whole_columns(const StatisticsArguments& s, int64_t begin, int64_t end, const Merge& merge) {
+  Distances distances;
+  for (int64_t r = 0; r < s.rows; r += block_rows) {
+    const int64_t last = s.rows - r < block_rows ? s.rows : r + block_rows;
+    int64_t c = begin;
+    for (; c + 4 * lanes <= end; c += 4 * lanes) add_distances<4>(s, c, c - begin, r, last, distances);
+    for (; c < end; c += lanes) add_distances<1>(s, c, c - begin, r, last, distances);
+  }
+  for (int64_t c = begin; c < end; c += lanes) finish_columns(s, c, c - begin, merge, distances);
 }
 
 // A last vector that columns do not fill goes through a copy: memory behind the last column belongs to
@@ -95,7 +179,7 @@ void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const 
     for (int64_t r = 0; r < s.rows; ++r) {
       std::memcpy(copy + r * lanes, s.src + r * s.stride + c, static_cast<size_t>(rest) * sizeof(float));
     }
-    return interleaved_statistics_of<1>(part, 0, merge);
+    return whole_columns(part, 0, lanes, merge);
   }
   for (int64_t first = 0; first < s.rows; first += rows_at_once) {
     StatisticsArguments strip = s;
@@ -108,10 +192,11 @@ void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const 
 
 void interleaved_statistics(const StatisticsArguments& s) {
   const Merge merge(s.pixels_before, s.rows);
-  int64_t c = 0;
-  for (; c + 4 * lanes <= s.cols; c += 4 * lanes) interleaved_statistics_of<4>(s, c, merge);
-  for (; c + lanes <= s.cols; c += lanes) interleaved_statistics_of<1>(s, c, merge);
-  if (c < s.cols) interleaved_statistics_rest(s, c, merge);
+  const int64_t whole = s.cols - s.cols % lanes;
+  for (int64_t c = 0; c < whole; c += most_columns) {
+    whole_columns(s, c, whole - c < most_columns ? whole : c + most_columns, merge);
+  }
+  if (whole < s.cols) interleaved_statistics_rest(s, whole, merge);
 }
 
 HWY_INLINE float planar_sum(const float* x, int64_t count) {
@@ -128,10 +213,6 @@ HWY_INLINE float planar_sum(const float* x, int64_t count) {
   }
   return lane_sum(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
 }
-
-// A panel's values around their own mean take from the squares around 0 at most this share: the difference
-// keeps all but two bits.
-constexpr float least_spread = 0.25f;
 
 // Lanes are pixels: one channel a row. Sums are taken around 0 where neither the values before nor the panel
 // have a mean that outweighs their deviation. That costs one pass at most. Otherwise the first panel of a

@@ -10,82 +10,14 @@
 #include <utility>
 
 #include "cpu/dispatch.h"
+#include "cpu/formula-inl.h"
 #include "cpu/isa.h"
-#include "cpu/math-inl.h"
 #include "cpu/panel-inl.h"
 
 #if !ONEPASS_TARGET_IS_EMULATED
 HWY_BEFORE_NAMESPACE();
 namespace onepass::cpu {
 namespace HWY_NAMESPACE {
-
-// The sigmoid that a step's formula calls.
-template <Affine kAffine>
-struct Sigmoid {
-  template <class Vector>
-  HWY_INLINE auto operator()(Vector x) const {
-    if constexpr (kAffine == Affine::narrow) {
-      return math::narrow::sigmoid(x);
-    } else {
-      return math::deferred::sigmoid(x);
-    }
-  }
-};
-
-// And the ramp.
-template <Affine kAffine>
-struct Ramp {
-  template <class Vector>
-  HWY_INLINE Vector operator()(Vector x) const {
-    if constexpr (kAffine == Affine::raised) {
-      return math::raised::ramp(x);
-    } else {
-      return math::ramp(x);
-    }
-  }
-};
-
-// The formula of each row of pointwise.def over vectors; the last entry is the identity.
-template <int kStep, Affine kAffine>
-struct Formula {
-  static HWY_INLINE V value(V x, V, V, V) { return x; }
-};
-#define K(number) math::constant<V>(number)
-#define ONEPASS_POINTWISE(name, constants, default_a, default_b, argument, formula, ...)               \
-  template <Affine kAffine>                                                                            \
-  struct Formula<static_cast<int>(Op::name), kAffine> {                                                \
-    static HWY_INLINE V value(V x, [[maybe_unused]] V a, [[maybe_unused]] V b, [[maybe_unused]] V p) { \
-      using namespace math;                                                                            \
-      [[maybe_unused]] constexpr Sigmoid<kAffine> sigmoid;                                             \
-      [[maybe_unused]] constexpr Ramp<kAffine> ramp;                                                   \
-      return formula;                                                                                  \
-    }                                                                                                  \
-  };
-#include "onepass/pointwise.def"
-#undef ONEPASS_POINTWISE
-#undef K
-
-// The steps for which it makes a difference that x is near 0: those with a sigmoid.
-constexpr bool has_sigmoid(int step) {
-  return step == static_cast<int>(Op::swish) || step == static_cast<int>(Op::sigmoid);
-}
-// Vectors of a step in flight, as many as registers hold. A sigmoid has six, its form without clamps seven
-// (swish 0.50 ns an element instead of 0.51). A longer function has four (tanh is 10% slower with six). A
-// cheap step whose vectors share coefficients has ten where there are 32 registers (norm and hardswish 2.4
-// cycles a vector instead of 2.9).
-constexpr int in_flight_of(int step, Affine affine, Orientation orientation) {
-  for (const Op op : {Op::elu, Op::gelu, Op::gelu_tanh, Op::tanh, Op::mish, Op::softplus}) {
-    if (step == static_cast<int>(op)) return in_flight;
-  }
-  if (!HWY_ARCH_ARM || orientation != Orientation::planar) return 6;
-  if (has_sigmoid(step)) return affine == Affine::narrow ? 7 : 6;
-  return 10;
-}
-
-template <int kStep, Affine kAffine>
-HWY_INLINE V value_of(const Coefficients<kStep, kAffine>& coefficients, V x, V a, V b, V panel_operand) {
-  return Formula<kStep, kAffine>::value(coefficients.input(x), a, b, coefficients.argument(panel_operand));
-}
 
 // One row of a panel and its panel operand.
 struct StepRow {
@@ -209,31 +141,41 @@ void plain_step(const StepArguments& arguments) {
   planar_step<kStep, kAffine>(s);
 }
 
+// Rows whose columns are taken together: few streams from memory.
+constexpr int64_t block_rows = 8;
+
 // Columns outside, rows inside: the coefficients of a few channels stay in registers.
 template <int kStep, Affine kAffine>
-void interleaved_step(const StepArguments& arguments) {
-  if constexpr (!Coefficients<kStep, kAffine>::any) return plain_step<kStep, kAffine>(arguments);
+HWY_INLINE void interleaved_rows(const StepArguments& s, int64_t begin, int64_t end) {
   constexpr int vectors = in_flight_of(kStep, kAffine, Orientation::interleaved);
-  const StepArguments s = arguments;
   const V a = hn::Set(D(), s.a);
   const V b = hn::Set(D(), s.b);
   Coefficients<kStep, kAffine> coefficients[vectors];
   int64_t c = 0;
   for (; c + vectors * lanes <= s.cols; c += vectors * lanes) {
     ONEPASS_UNROLL for (int v = 0; v < vectors; ++v) coefficients[v].load(s, c + v * lanes);
-    for (int64_t r = 0; r < s.rows; ++r) {
+    for (int64_t r = begin; r < end; ++r) {
       step_vectors<kStep, kAffine, Orientation::interleaved, vectors>(StepRow(s, r), c, a, b, coefficients);
     }
   }
   for (; c + lanes <= s.cols; c += lanes) {
     coefficients[0].load(s, c);
-    for (int64_t r = 0; r < s.rows; ++r) {
+    for (int64_t r = begin; r < end; ++r) {
       step_vectors<kStep, kAffine, Orientation::interleaved, 1>(StepRow(s, r), c, a, b, coefficients);
     }
   }
   if (c == s.cols) return;
   coefficients[0].load(s, c);
-  for (int64_t r = 0; r < s.rows; ++r) step_rest(StepRow(s, r), c, s.cols - c, a, b, coefficients[0]);
+  for (int64_t r = begin; r < end; ++r) step_rest(StepRow(s, r), c, s.cols - c, a, b, coefficients[0]);
+}
+
+template <int kStep, Affine kAffine>
+void interleaved_step(const StepArguments& arguments) {
+  if constexpr (!Coefficients<kStep, kAffine>::any) return plain_step<kStep, kAffine>(arguments);
+  const StepArguments s = arguments;
+  for (int64_t r = 0; r < s.rows; r += block_rows) {
+    interleaved_rows<kStep, kAffine>(s, r, s.rows - r < block_rows ? s.rows : r + block_rows);
+  }
 }
 
 template <int kStep, Affine kAffine>

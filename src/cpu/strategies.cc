@@ -12,6 +12,7 @@
 #include "cpu/cost.h"
 #include "cpu/gathered_convolution.h"
 #include "cpu/group_convolution.h"
+#include "cpu/indirect_convolution.h"
 #include "cpu/isa.h"
 #include "cpu/plane_convolution.h"
 #include "cpu/slab_backward.h"
@@ -56,7 +57,7 @@ std::string tail_refusal(const Problem& problem) {
 
 std::string slab_tail_refusal(const Problem& problem) {
   std::string reason = tail_refusal(problem);
-  return reason.empty() ? Slabs::refusal(problem) : reason;
+  return reason.empty() ? SlabTail::refusal(problem) : reason;
 }
 
 std::string gradients_refusal(const BackwardProblem& problem) {
@@ -75,7 +76,7 @@ std::string tail_backward_refusal(const BackwardProblem& problem) {
 
 std::string slab_backward_refusal(const BackwardProblem& problem) {
   std::string reason = tail_backward_refusal(problem);
-  return reason.empty() ? Slabs::refusal(problem.forward) : reason;
+  return reason.empty() ? SlabBackward::refusal(problem.forward) : reason;
 }
 
 template <Lanes lanes>
@@ -138,6 +139,11 @@ extern const Strategy cpu_conv_group_lanes =
 // Lanes along pixels that are read in place: 1x1 convolutions of contiguous tensors with few outputs.
 extern const Strategy cpu_conv_planes =
     cpu::block_row<cpu::Lanes::planes>("conv_planes", cpu::own_refusal<cpu::PlaneConvolution>);
+
+// Lanes along output channels of positions that are read by pointers: wide convolutions of channels last, and
+// those of many weights.
+extern const Strategy cpu_conv_indirect =
+    cpu::block_row<cpu::Lanes::positions>("conv_indirect", cpu::own_refusal<cpu::IndirectConvolution>);
 
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);

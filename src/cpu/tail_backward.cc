@@ -38,9 +38,9 @@ TailBackward::TailBackward(const BackwardProblem& problem, const Isa& isa)
   steps_.insert(steps_.end(), chain_.after.begin(), chain_.after.end());
   if (norm_) group_count_ = problem.forward.block.norm()->group_count(channels_);
   // Slabs are units where their channels lie together.
-  units_.per_sample = norm_ && orientation_ == Orientation::planar ? group_count_ : 1;
+  units_.per_sample = norm_ && orientation_of(input_) == Orientation::planar ? group_count_ : 1;
   units_.channels = channels_ / units_.per_sample;
-  grid_ = make_grid(units_.channels, pixels_, orientation_);
+  grid_ = make_grid(units_.channels, pixels_, cut_orientation(input_, orientation_));
   choose_passes();
   choose_sums();
   choose_panels();

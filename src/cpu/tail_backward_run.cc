@@ -100,7 +100,8 @@ void TailBackward::run_task(const Call& call, const Pass& pass, int64_t unit, in
   const Range part = grid_.channel_range(task);
   const Range channels{whole.channels.begin + part.begin, whole.channels.begin + part.end};
   const Range pixels = grid_.pixel_range(task);
-  const PanelExtent extent(orientation_, channels.size(), pixels.size(), panel_elements_);
+  const PanelExtent extent(cut_orientation(input_, orientation_), channels.size(), pixels.size(),
+                           panel_elements_);
   Work work{call, pass, unit, task % grid_.pixel_parts, worker, true, {whole.sample, {}, {}}, {}, {}, {}};
   work.context.floats = call.floats;
   work.context.parameters = &call.arguments.parameters;

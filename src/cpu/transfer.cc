@@ -145,6 +145,32 @@ void load_strided(const TransferArguments& arguments) {
   }
 }
 
+// Two or three rows of f32 whose elements alternate in the tensor.
+template <int kRows, bool kLoad>
+void transfer_alternating(const TransferArguments& arguments) {
+  const TransferArguments t = arguments;
+  const D d;
+  auto* tensor = reinterpret_cast<float*>(t.tensor);
+  int64_t c = 0;
+  for (; c + lanes <= t.cols; c += lanes) {
+    V v[3];
+    if constexpr (kLoad) {
+      if constexpr (kRows == 2) hn::LoadInterleaved2(d, tensor + c * kRows, v[0], v[1]);
+      if constexpr (kRows == 3) hn::LoadInterleaved3(d, tensor + c * kRows, v[0], v[1], v[2]);
+      ONEPASS_UNROLL for (int r = 0; r < kRows; ++r) hn::StoreU(v[r], d, t.panel + r * t.panel_stride + c);
+    } else {
+      ONEPASS_UNROLL for (int r = 0; r < kRows; ++r) v[r] = hn::LoadU(d, t.panel + r * t.panel_stride + c);
+      if constexpr (kRows == 2) hn::StoreInterleaved2(v[0], v[1], d, tensor + c * kRows);
+      if constexpr (kRows == 3) hn::StoreInterleaved3(v[0], v[1], v[2], d, tensor + c * kRows);
+    }
+  }
+  for (; c < t.cols; ++c) {
+    for (int r = 0; r < kRows; ++r) {
+      kLoad ? load_element_at<F32>(t, r, c) : store_element_at<F32>(t, r, c);
+    }
+  }
+}
+
 // The tensor's columns are contiguous, as the panel's are.
 template <class Type, bool kLoad>
 void transfer_rows(const TransferArguments& arguments) {
@@ -204,6 +230,11 @@ template <class Type, bool kLoad>
 void transfer_of(const TransferArguments& t) {
   if (t.col_stride == 1 || t.cols == 1) return transfer_rows<Type, kLoad>(t);
   if (t.row_stride == 1 && t.rows >= 4 && t.cols >= 4) return transfer_transposed<Type, kLoad>(t);
+  if constexpr (std::is_same_v<Type, F32>) {
+    const bool alternate = t.row_stride == 1 && t.col_stride == t.rows;
+    if (alternate && t.rows == 2) return transfer_alternating<2, kLoad>(t);
+    if (alternate && t.rows == 3) return transfer_alternating<3, kLoad>(t);
+  }
   if constexpr (kLoad && std::is_same_v<Type, F32>) {
     if (t.col_stride == 2) return load_strided<2>(t);
     if (t.col_stride == 3) return load_strided<3>(t);

@@ -66,6 +66,28 @@ TEST(AccuracyOfRows, IsTheRowsOwnAndNotTheProblems) {
   EXPECT_EQ(accuracy_of("thin_wgmma", many + "f32").tf32, Tf32::whole);
   EXPECT_EQ(accuracy_of("thin_cores", thin).tf32, Tf32::rounded);
   EXPECT_EQ(accuracy_of("direct", thin).tf32, Tf32::rounded);
+  // Sums that stay in tensor cores, which cut them off.
+  const std::string sums = "conv2d(128,24,k=3,p=1) | group_norm(4) @ 1x128x8x9 ";
+  for (const std::string row : {"gemm_mma", "gemm_wgmma", "gemm_packed"}) {
+    EXPECT_EQ(accuracy_of(row, sums + "bf16").cut_terms, 128 * 9) << row;
+    EXPECT_EQ(accuracy_of(row, sums + "tf32").cut_terms, 128 * 9) << row;
+    EXPECT_EQ(accuracy_of(row, bf16).cut_terms, 0) << row;  // 144 terms
+  }
+  EXPECT_EQ(accuracy_of("gemm_mma", sums + "f32").cut_terms, 0);  // operands in two parts
+  EXPECT_EQ(accuracy_of("direct", sums + "bf16").cut_terms, 0);
+}
+
+// Values that are cut off as long sums are pass where the row says so, and their statistics too.
+TEST(AccuracyOfRows, GrantsLongSumsToTheirRow) {
+  const Problem problem = Problem::parse("conv3d(8,4,k=7,p=3,bias=false) @ 1x8x4x4x4 f32", gpu);
+  const Operands operands = random_operands(problem, Distribution::normal, 1);
+  const Expected expected = expected_output(problem, operands.input, operands.parameters);
+  const Expected cut =
+      expected_output(problem, operands.input, operands.parameters, {.cut_terms = int64_t{8} * 343});
+  std::vector<double> off = expected.values;
+  for (size_t i = 0; i < off.size(); ++i) off[i] *= 1 - 0x1p-24 * 8 * 343 / 4;
+  EXPECT_GT(compare(problem, expected, off).failures, 0);
+  EXPECT_EQ(compare(problem, cut, off).failures, 0);
 }
 
 // An output that is off by what f16 takes from it passes where the row holds f16, and nowhere else.

@@ -235,6 +235,14 @@ const std::vector<Kernel>& kernels() {
       {"gemm_mma", "conv2d(17,70,k=1,s=2) | residual_add | group_norm(7) | gelu | mean @ 4x17x33x35 f16 nhwc",
        tuned},
       {"gemm_mma", "conv1d(16,16,k=9,d=3) | mean @ 4x16x3000", tuned},
+      // Few channels: taps in pairs, of one vector and of three, an odd number of them; classes; rows that
+      // only fill a tile, as neighbours in memory too; groups of taps that are not whole.
+      {"gemm_mma", "conv2d(8,80,k=3,s=2,p=1) | relu | group_norm(8) @ 16x8x64x64 bf16", tuned_and_oldest},
+      {"gemm_mma", "conv2d(7,24,k=7,p=3) | gelu | group_norm(8) | mean @ 16x7x64x64", tuned},
+      {"gemm_mma", "conv2d(20,4,k=3,p=1) | tanh @ 16x20x64x64 tf32 nhwc", tuned_and_oldest},
+      {"gemm_mma", "conv_transpose2d(4,12,k=3,s=2,p=1) | swish | group_norm(3) @ 4x4x33x35 f32 nhwc", tuned},
+      {"gemm_mma", "conv_transpose2d(64,8,k=3,s=2,p=1,op=1) | tanh @ 16x64x64x64 bf16 nhwc", tuned},
+      {"gemm_mma", "conv2d(64,64,k=5,p=2,groups=8) | relu | group_norm(8) @ 16x64x64x64 f16", tuned},
       {"gemm_packed", "conv2d(1280,1280,k=3,p=1) | group_norm(32) | silu @ 8x1280x16x16 tf32", tuned},
       {"gemm_packed", "conv3d(320,320,k=3,p=1) | instance_norm | leaky_relu @ 2x320x8x8x8 bf16", tuned},
       {"gemm_packed", "conv2d(64,128,k=3,p=1) | group_norm(8) | silu @ 64x64x32x32 bf16", tuned},
@@ -251,6 +259,15 @@ const std::vector<Kernel>& kernels() {
       {"gemm_packed", "conv2d(1024,1024,k=3,p=1,groups=32) | group_norm(32) | relu @ 32x1024x14x14 bf16",
        tuned},
       {"gemm_packed", "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 tf32",
+       tuned},
+      // Depthwise and groups of a few, both orders, classes of transposed ones, long sums; a tail after it.
+      {"narrow", "conv2d(64,64,k=3,p=1,groups=64) | relu @ 64x64x56x56 bf16", all},
+      {"narrow", "conv2d(512,512,k=7,p=3,groups=512) | group_norm(32) @ 16x512x28x28 bf16 nhwc", tuned},
+      {"narrow", "conv2d(96,96,k=5,s=2,p=2,groups=96) | channel_mul | residual_add @ 32x96x57x55 f16", tuned},
+      {"narrow", "conv2d(64,64,k=3,p=1) | swish @ 16x64x56x56", tuned_and_oldest},
+      {"narrow", "conv2d(32,64,k=3,p=1,groups=4) | silu @ 16x32x33x35 tf32 nhwc", tuned},
+      {"narrow", "conv3d(32,32,k=7,p=3,groups=32) | gelu @ 4x32x16x16x16 f16", tuned},
+      {"narrow", "conv_transpose3d(16,24,k=3,s=2,p=1,op=1,groups=8) | relu | mean @ 8x16x9x8x7 tf32_away",
        tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,96,k=3,p=1) @ 8x64x33x35 tf32_away nhwc", tuned_and_oldest},
@@ -287,6 +304,7 @@ const std::map<std::string, Assembled> limits{
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
     {"gemm_pingpong", {128, 512}},  // 512, of which those that multiply have 152 or 160; once a tile
     {"gemm_mma", {255, 256}},       // 256; once a tile
+    {"narrow", {168, 0}},           // 256, or fewer with more
     {"direct", {64, 0}},            // 1,024
 };
 
@@ -514,10 +532,14 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
                      "too large to be held");
     }
     expect_refusal("gemm_mma", "relu @ 2x3x4x5", architecture, "no convolution");
-    expect_refusal("gemm_mma", "conv2d(64,32,groups=4) @ 2x64x9x9", architecture,
-                   "fewer than 16 channels in a group");
-    expect_refusal("gemm_mma", "conv2d(32,8) @ 2x32x9x9", architecture, "fewer than 16 channels");
+    expect_refusal("gemm_mma", "conv2d(64,64,groups=64) @ 2x64x9x9 bf16", architecture,
+                   "142 times as many with zeros");
+    expect_refusal("gemm_mma", "conv2d(2,4) @ 2x2x9x9", architecture, "17 times as many with zeros");
     expect_refusal("gemm_mma", "conv1d(16,16,k=16000,p=9000) @ 2x16x900", architecture, "too large");
+    expect_refusal("narrow", "relu @ 2x3x4x5", architecture, "no convolution");
+    expect_refusal("narrow", "conv2d(3,8) @ 2x3x9x9 f64", architecture, "f64");
+    expect_refusal("narrow", "conv2d(65,8) @ 2x65x9x9", architecture, "more than 64 input channels");
+    expect_refusal("narrow", "conv1d(4,4,k=3,d=90000,p=90000) @ 2x4x900", architecture, "too large");
     expect_refusal("direct", "relu @ 2x3x4x5 f64", architecture, "f64");
   }
 }
@@ -577,7 +599,7 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
   EXPECT_EQ(numerics_of("thin_backward", mean + "near_f32"), Lines{});
   EXPECT_EQ(numerics_of("thin_cores", mean + "tf32"), Lines{rounded});
   const std::string away = rounded + ", ties away from zero";
-  for (const std::string row : {"thin_cores", "direct"})
+  for (const std::string row : {"thin_cores", "narrow", "direct"})
     EXPECT_EQ(numerics_of(row, mean + "tf32_away"), Lines{away}) << row;
   for (const std::string row : {"thin_mma", "thin_inplace"})
     EXPECT_EQ(numerics_of(row, thin + "tf32_away"), Lines{away}) << row;
@@ -590,6 +612,9 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
   EXPECT_EQ(numerics_of("tail_staged", tail + "bf16 strict"), Lines{});
   EXPECT_EQ(numerics_of("tail_backward_resident", tail + "bf16"), Lines{approximate});
   EXPECT_EQ(numerics_of("tail_backward_resident", tail + "bf16 strict"), Lines{});
+  const std::string depthwise = "conv2d(64,64,k=3,p=1,groups=64) | swish @ 2x64x56x56 ";
+  EXPECT_EQ(numerics_of("narrow", depthwise + "bf16"), Lines{});
+  EXPECT_EQ(numerics_of("narrow", depthwise + "tf32"), Lines{rounded});
   EXPECT_EQ(numerics_of("thin_mma", thin + "bf16"), Lines{swish});
   EXPECT_EQ(numerics_of("thin_mma", thin + "bf16 strict"), Lines{});
 }
@@ -613,13 +638,14 @@ TEST(CudaKernels, MeansHaveTheProductsOfTheirPrecision) {
   }
 }
 
-// By wgmma where there is one, else by mma.sync; on an A100 in place of PyTorch's convolution.
+// By wgmma where there is one, else by mma.sync; on an A100 in place of PyTorch's convolution. (In strict f32
+// CUDA cores may be faster: three products of tensor cores for one of theirs.)
 TEST(CudaKernels, WideConvolutionsAreProductsOnEveryArchitecture) {
   for (const char* const text :
        {"conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 128x64x256x256 tf32",
         "conv_transpose3d(64,128,k=3,bias=false) | relu | group_norm(8) @ 16x64x32x32x32 bf16",
         "conv2d(320,320,k=3,p=1) | silu | group_norm(32) @ 8x320x64x64 f16",
-        "conv3d(64,64,k=3,p=1) | leaky_relu | instance_norm @ 2x64x64x64x64",
+        "conv3d(64,64,k=3,p=1) | leaky_relu | instance_norm @ 2x64x64x64x64 tf32",
         "conv2d(64,128,k=3,s=2,p=1) | relu | group_norm(8) | silu | mean @ 32x64x257x258 tf32"}) {
     for (const std::string& architecture : all) {
       const Problem problem = Problem::parse(text, Device::cuda_architecture(architecture));

@@ -65,7 +65,8 @@ TEST(Turns, TakeEveryRowOfEveryProblemOfTheLists) {
 }
 
 TEST(Turns, TakeEveryProblemOfThePortableRowAndOfTheGradients) {
-  for (const std::vector<Problem>& problems : {wide_problems(gpu), tails_of_convolutions(gpu)}) {
+  for (const std::vector<Problem>& problems :
+       {wide_problems(gpu), few_problems(gpu), tails_of_convolutions(gpu)}) {
     std::set<std::string> all;
     std::set<std::string> taken;
     for (const Problem& problem : problems) all.insert(problem.text());

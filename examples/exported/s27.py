@@ -869,6 +869,13 @@ struct ChannelValues {
   }
 };
 
+// Lanes of a warp that share `count` pieces of work.
+constexpr __device__ int lanes_for(int count) {
+  int lanes = 1;
+  while (lanes < 32 && lanes < count) lanes *= 2;
+  return lanes;
+}
+
 // The whole chunk, where a number of vectors is asked for.
 struct All {};
 
@@ -903,11 +910,12 @@ struct PlanarWalk {
     if constexpr (pieces > 1) {
       row<team>(p, n, first_channel + tile / pieces, tile % pieces, true, pass);
     } else {
-      constexpr int at_once = Numbers::threads / team;
+      constexpr int unit_threads = Numbers::threads / Numbers::units_of_block;
+      constexpr int at_once = unit_threads / team;
       const int begin = tile * Numbers::rows_per_tile;
 #pragma unroll 1
       for (int r = 0; r < Numbers::rows_per_tile; r += at_once) {
-        const int own = begin + r + threadIdx.x / team;
+        const int own = begin + r + threadIdx.x % unit_threads / team;
         const bool in_range = own < rows_of_unit && own < begin + Numbers::rows_per_tile;
         row<team>(p, n, first_channel + (in_range ? own : begin), 0, in_range, pass);
       }
@@ -3619,7 +3627,8 @@ struct TailParameters {
 //
 // Work is taken by ticket: pass 1 of a wave of units, then pass 2 of the wave before. Pass 2 so finds its x
 // in the second-level cache, and waits only for lower tickets. Moves x twice (once from memory) and y once. A
-// mean directly after the norm follows from the moments: pass 1 alone.
+// mean directly after the norm follows from the moments: pass 1 alone. Units of one tile take no tickets: a
+// block, or a warp where units are small, runs both passes of its own.
 
 // `Aligned`: all vectors of the launch lie on 16 bytes, and no other path is in the loops.
 template <class Tail, class Numbers, class Walk, bool Aligned>
@@ -3881,30 +3890,44 @@ struct TailStreamed {
             load_shared_by_blocks(part + 3)};
   }
 
+  // Threads that have a unit together: a block, or one of its warps.
+  static constexpr int unit_threads = Numbers::threads / Numbers::units_of_block;
+  static __device__ __forceinline__ void sync_unit() {
+    if constexpr (unit_threads == 32) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
   __device__ __forceinline__ void finish_moments(int64 unit) const {
-    // The whole block for the one slab of a planar unit, a warp for each slab of an interleaved one.
-    constexpr int team = Walk::slabs_of_unit == 1 ? Numbers::threads : 32;
+    // All threads for the one slab of a planar unit, some lanes for each slab of an interleaved one.
+    constexpr int team = Walk::slabs_of_unit == 1 ? unit_threads : lanes_for(per_slab);
     const int lane = threadIdx.x % team;
-    for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
-      const int64 slab = unit * Walk::slabs_of_unit + s;
+    for (int first = 0; first < Walk::slabs_of_unit; first += unit_threads / team) {
+      const int s = first + threadIdx.x % unit_threads / team;
+      const bool in_range = s < Walk::slabs_of_unit;
+      const int64 slab = unit * Walk::slabs_of_unit + (in_range ? s : 0);
       const float* parts = p.parts + slab * per_slab * part_floats;
       ExactMoments own;
+      if (in_range) {
 #pragma unroll 4
-      for (int i = lane; i < per_slab; i += team) {
-        const ExactMoments part = load_part(parts + i * part_floats);
-        if (part.count > 0.0f) own.merge(part);
+        for (int i = lane; i < per_slab; i += team) {
+          const ExactMoments part = load_part(parts + i * part_floats);
+          if (part.count > 0.0f) own.merge(part);
+        }
       }
       constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
       float mean, low, m2;
       team_moments<team, Numbers::threads>(own, elements, scratch, mean, low, m2);
       const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-      if (lane == 0) {
+      if (in_range && lane == 0) {
         p.statistics[2 * slab] = mean;
         p.statistics[2 * slab + 1] = rstd;
         if constexpr (!Tail::mean_follows_norm) *low_of(p, slab) = low;
       }
       if constexpr (Tail::mean_follows_norm) {
-        for (int c = lane; c < Tail::group_channels; c += team) {
+        for (int c = lane; in_range && c < Tail::group_channels; c += team) {
           Moments row;
           for (int i = 0; i < Walk::pieces; ++i) {
             const ExactMoments part = load_part(parts + (c * Walk::pieces + i) * part_floats);
@@ -3922,7 +3945,7 @@ struct TailStreamed {
 
   __device__ __forceinline__ void finish_mean(int64 unit) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-    for (int r = threadIdx.x; r < Walk::rows_of_unit; r += Numbers::threads) {
+    for (int r = threadIdx.x % unit_threads; r < Walk::rows_of_unit; r += unit_threads) {
       const int64 row_index = unit * Walk::rows_of_unit + r;
       double total = 0.0;
       for (int i = 0; i < Walk::pieces; ++i)
@@ -3956,17 +3979,33 @@ struct TailStreamed {
     }
   }
 
-  // A unit is one tile and one pass: a block has it to itself.
-  static constexpr bool alone = first_tiles == 1 && second_tiles == 0;
+  // A unit is one tile: a block or a warp has it to itself, in both passes. The second finds x in the caches.
+  static constexpr bool alone = tiles == 1;
+  static_assert(alone || Numbers::units_of_block == 1);
+
+  __device__ __forceinline__ void run_alone(int64 unit) const {
+    if constexpr (Tail::has_norm) {
+      MomentsPass pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      sync_unit();  // all parts are there
+      finish_moments(unit);
+      sync_unit();
+    }
+    if constexpr (!Tail::mean_follows_norm) {
+      ApplyPass pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      if constexpr (Tail::has_mean) {
+        sync_unit();
+        finish_mean(unit);
+      }
+    }
+  }
 
   __device__ __forceinline__ void run() const {
     if constexpr (alone) {
-      const int64 unit = blockIdx.x;
-      if (unit >= Walk::units(p.batch)) return;
-      MomentsPass pass{p, scratch};
-      Walk::run(p, unit, 0, pass);
-      __syncthreads();  // all parts are there
-      finish_moments(unit);
+      const int64 unit =
+          static_cast<int64>(blockIdx.x) * Numbers::units_of_block + threadIdx.x / unit_threads;
+      if (unit < Walk::units(p.batch)) run_alone(unit);
     } else {
       run_tickets(*this, Walk::units(p.batch), [](int64) { return false; });
     }
@@ -5722,6 +5761,7 @@ _KERNELS = r"""
 //   order: channels before space
 //   vector: 4 elements, 4 a thread in flight
 //   tile: 4 rows, 32 threads a row
+//   unit: one tile, both passes by one block
 //   passes: 1
 // ==================================================================================================
 
@@ -5808,6 +5848,7 @@ struct Numbers {
   static constexpr int piece_positions = 0;
   static constexpr int rows_per_tile = 4;
   static constexpr int strip_channels = 16;
+  static constexpr int units_of_block = 1;
 };
 struct UnalignedNumbers : Numbers {
   static constexpr int vectors_in_flight = 1;
@@ -5958,7 +5999,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_e007217e, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_076c5577, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -6047,7 +6088,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_e007217e, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_076c5577, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -6136,7 +6177,7 @@ at::Tensor run_block_1_near_f32(const at::Tensor& input, at::TensorList paramete
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_e007217e, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_076c5577, CUDA, library) {
   library.impl("block_1_near_f32", run_block_1_near_f32);
 }
 """
@@ -6225,7 +6266,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_e007217e, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_076c5577, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -6310,13 +6351,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_e007217e, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_076c5577, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s27_e007217e"
+_NAMESPACE = "onepass_s27_076c5577"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

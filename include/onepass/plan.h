@@ -60,6 +60,8 @@ struct Accuracy {
   Held held = Held::as_computed;
   Tf32 tf32 = Tf32::rounded;
   double sigmoid = 0;  // the error of a sigmoid, or of the normal distribution function
+  // Terms of a sum that tensor cores add without a pause, where these are many: they cut sums off.
+  int64_t cut_terms = 0;
 
   bool operator==(const Accuracy&) const = default;
 };

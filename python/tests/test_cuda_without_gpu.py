@@ -206,7 +206,7 @@ def test_gradients_of_wide_convolutions_run_here_where_the_plan_predicts_a_gain(
     assert "-> PyTorch's own convolution" in older
 
 
-def test_convolutions_in_groups_run_here_where_a_group_is_wide() -> None:
+def test_convolutions_in_groups_run_here_where_the_plan_predicts_a_gain() -> None:
     text, sizes = "conv2d(448,448,k=3,p=1,groups=4) | group_norm(32) | relu", (32, 448, 28, 28)
     forward = onepass.explain(text, sizes, device="cuda:sm_90a")
     assert "* gemm_" in forward
@@ -216,9 +216,12 @@ def test_convolutions_in_groups_run_here_where_a_group_is_wide() -> None:
     assert "where gradients are wanted: the same, then gemm_backward" in alone
     forced = onepass.explain(text, sizes, device="cuda:sm_90a", strategy="gemm_mma")
     assert "* gemm_mma" in forced
-    for other in ("conv2d(448,448,k=3,p=1,groups=56)", "conv2d(448,448,k=3,p=1,groups=4) | group_norm(2)"):
-        left = onepass.explain(f"{other} | relu", sizes, device="cuda:sm_90a")
-        assert "-> PyTorch's own convolution, then tail_" in left
+    depthwise = onepass.explain("conv2d(448,448,k=3,p=1,groups=448) | relu", sizes, device="cuda:sm_90a")
+    assert "* narrow" in depthwise
+    assert "-> PyTorch's own convolution" not in depthwise
+    other = "conv2d(448,448,k=3,p=1,groups=4) | group_norm(2) | relu"
+    left = onepass.explain(other, sizes, device="cuda:sm_90a")
+    assert "-> PyTorch's own convolution, then tail_" in left
 
 
 def test_tuning_is_off_until_asked_for() -> None:

@@ -122,7 +122,8 @@ class BoundedForward {
     bounds_.assign(values_.size(), 0);
     for_each_element([&](size_t i) {
       const double rounding = conv_factor * roundoff_ * std::sqrt(terms) * (walk + std::abs(values_[i]));
-      set_bound(i, 0, rounding + dithering_ * walk + terms * underflow_);
+      const double cut = cutting_error(accuracy_) * (walk + std::abs(values_[i]));
+      set_bound(i, 0, rounding + dithering_ * walk + cut + terms * underflow_);
     });
   }
 

@@ -58,4 +58,10 @@ inline double dithering(const Accuracy& accuracy) {
   return accuracy.tf32 == Accuracy::Tf32::weights_dithered ? dithering_error : 0;
 }
 
+// What tensor cores cut off a sum of many terms, in units of its random walk with its value. They do so after
+// 8 terms, by up to two roundings.
+inline double cutting_error(const Accuracy& accuracy) {
+  return 0x1p-24 * static_cast<double>(accuracy.cut_terms) / 2;
+}
+
 }  // namespace onepass::tool

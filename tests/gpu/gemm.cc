@@ -259,6 +259,64 @@ TEST_F(GemmMma, AgreesWithTheReferenceInEveryMode) {
   });
 }
 
+// Vectors and rows that are filled with zeros, taps in pairs.
+TEST_F(GemmMma, AgreesWithTheReferenceOnFewChannels) {
+  const std::vector<Problem> problems = in_turn(few_problems(gpu), turn());
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const std::vector<std::string> rows = portable_rows(problem);
+    if (rows.empty()) return "the row does not take " + problem.text();
+    const Check check{.distributions = {Distribution::uniform, Distribution::normal,
+                                        distributions[static_cast<size_t>(index) % std::size(distributions)]},
+                      .placements = {Placement::elements, Placement::vectors},
+                      .seed = 1300 + static_cast<uint64_t>(index)};
+    std::string errors = forward_errors(problem, rows, check, stream);
+    if (errors.empty()) errors = not_finite_errors(problem, rows, stream);
+    if (errors.empty()) errors = rounding_errors(problem, rows, stream);
+    if (errors.empty() && index % 2 == 0) errors = other_bits(problem, rows, 5, stream);
+    return errors;
+  });
+}
+
+TEST_F(GemmMma, AgreesWithTheReferenceOnRandomFewChannels) {
+  const uint64_t first = base_seed() + 9'000'000;
+  std::atomic<int64_t> refused{0};  // where zeros would be most of the product
+  const int64_t tried = try_for(3, [&](int64_t index, const GpuStream& stream) {
+    const uint64_t seed = first + static_cast<uint64_t>(index);
+    const Problem problem = random_few_problem(seed, gpu);
+    const std::vector<std::string> rows = portable_rows(problem);
+    if (rows.empty()) {
+      ++refused;
+      return std::string();
+    }
+    return forward_errors(problem, rows,
+                          {.distributions = {distributions[seed % std::size(distributions)]},
+                           .placements = {placements[seed % std::size(placements)]},
+                           .seed = seed},
+                          stream);
+  });
+  std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << ", " << refused
+            << " refused\n";
+  EXPECT_GT(tried, 2 * refused);
+}
+
+// Statistics of sums of thousands of terms, in each mode.
+TEST_F(GemmMma, DeclaresWhatLongSumsLose) {
+  std::vector<Problem> problems;
+  for (const char* const mode : modes) {
+    problems.push_back(
+        Problem::parse(std::string("conv3d(8,24,k=7,p=3) | group_norm(4) | relu @ 1x8x8x9x8 ") + mode, gpu));
+  }
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const Check check{.distributions = {Distribution::uniform, Distribution::normal},
+                      .placements = {Placement::vectors},
+                      .seed = 1400 + static_cast<uint64_t>(index),
+                      .options = {.statistics = true}};
+    return forward_errors(problem, portable_rows(problem), check, stream);
+  });
+}
+
 // Hard data, values that are not finite, the same bits: on few kernels.
 TEST_F(GemmMma, AgreesWithTheReferenceOnHardData) {
   std::vector<Problem> problems;

@@ -27,7 +27,9 @@ constexpr const char* texts[] = {
 
 // Whether the row computes products of halves first, and what they cannot hold again. Others have no need to.
 bool speculates(const Plan& p) {
-  return p.strategy().starts_with("gemm_") || p.explain().find("then: thin_cores") != std::string::npos;
+  const auto says = [&](const char* words) { return p.explain().find(words) != std::string::npos; };
+  if (p.strategy() == "gemm_mma") return says("overflow f16");  // tf32 holds what f32 does
+  return p.strategy().starts_with("gemm_") || says("then: thin_cores");
 }
 
 struct PlanText {

@@ -93,7 +93,7 @@ class BoundedForward {
     if (problem.block.conv() != nullptr) tool::round_operands(problem, accuracy, input_, parameters_[0]);
     if (problem.block.conv() != nullptr) values_.resize(static_cast<size_t>(sizes_.elements()));
     bounds_.assign(values_.size(), 0);
-    const bool is_allowed = accuracy.sigmoid > 0 || dithering_ > 0;
+    const bool is_allowed = accuracy.sigmoid > 0 || dithering_ > 0 || accuracy.cut_terms > 0;
     if (with_statistics && is_allowed && problem.block.norm() != nullptr) exact_bounds_ = bounds_;
     const std::vector<Stage>& stages = problem.block.stages();
     for (size_t i = 0; i < stages.size(); ++i) {
@@ -133,10 +133,12 @@ class BoundedForward {
       const double walk = std::sqrt(bounds_[i]) + std::abs(values_[i]);
       const double roundings =
           conv_factor * std::sqrt(terms) + (truncates_ ? terms / 2 : 0) + (splits_ ? split_factor : 0);
+      // In tf32 every row is allowed as much; the row that says so is for its statistics too.
+      const double cut = tool::cutting_error(accuracy_) * walk;
       const double rounding = roundings * arithmetic_.roundoff * walk + terms * arithmetic_.underflow;
       const double dithered = dithering_ * std::sqrt(bounds_[i]);
       if (!exact_bounds_.empty()) exact_bounds_[i] = bound(i, 0, rounding);
-      set_bound(i, 0, rounding + dithered);
+      set_bound(i, 0, rounding + dithered + cut);
     }
   }
 
@@ -263,8 +265,8 @@ class BoundedForward {
   SerialExecutor executor_;
   std::vector<double> values_;
   std::vector<double> bounds_;
-  // Up to the norm: what the bounds were if sigmoids and weights were as exact as everything else; empty
-  // where they are.
+  // Up to the norm: what the bounds were if sigmoids, weights and long sums were as exact as everything
+  // else; empty where they are.
   std::vector<double> exact_bounds_;
   std::vector<double> statistics_;
   std::vector<double> granted_;

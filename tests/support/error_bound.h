@@ -7,7 +7,8 @@
 //                 errors add up like a random walk along partial sums that are one too. A missing or a wrong
 //                 term is off by about sqrt(sum of (w x)^2 / K): 2e6 / K times as much. In tf32, and in
 //                 near_f32 where the row rounds the input, u K / 2 of that besides, of rounded operands:
-//                 tensor cores cut sums off after 8 terms; where the row dithers weights 2^-11
+//                 tensor cores cut sums off after 8 terms; in every type the same of as many terms as the row
+//                 says that they add (Accuracy::cut_terms); where the row dithers weights 2^-11
 //                 sqrt(sum of (w x)^2) too. In f32 on a GPU 8 u besides:
 //                 operands split in two leave so much of a term.
 //   pointwise     e = the change of the operation between x - e and x + e, plus 8 u (|x| + |v|): 4 ulp for an
@@ -40,8 +41,8 @@ struct Expected {
   std::vector<double> bounds;  // infinite where the result is noise
   // Of each slab, where asked for: its mean and its 1 / deviation.
   std::vector<double> statistics = {};
-  // What they may be off by, the latter relatively, besides roundings: that of sigmoids in 16 bits. Empty
-  // where there is nothing.
+  // What they may be off by, the latter relatively, besides roundings: that of sigmoids in 16 bits, dithered
+  // weights and long sums. Empty where there is nothing.
   std::vector<double> allowed = {};
 };
 

@@ -70,6 +70,38 @@ constexpr const char* wide_blocks[] = {
     "conv1d(16,128,k=1) | relu | group_norm(1) @ 1x16x42000 ",
 };
 
+// For gemm_mma: fewer input channels in a group than a product has terms, fewer output channels than it has
+// rows. One vector of inputs and three, even and odd numbers of taps, one tap; classes of few taps, of none,
+// and that meet the same elements; groups; long sums.
+constexpr const char* few_blocks[] = {
+    "conv1d(8,24,k=4,s=2,p=1) | relu | group_norm(4) @ 3x8x301 ",
+    "conv2d(8,80,k=3,s=2,p=1) | silu | group_norm(8) @ 2x8x33x30 ",
+    "conv2d(5,72,k=3,p=1) | gelu @ 2x5x29x31 ",
+    "conv2d(4,17,k=5,s=2x1,d=1x2,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add @ 2x4x23x24 ",
+    "conv2d(20,9,k=3,p=1) | tanh | residual_add @ 2x20x17x19 ",
+    "conv2d(24,33,k=3,d=2,p=2) | swish | group_norm(3) @ 2x24x15x16 ",
+    "conv2d(12,5,k=7,p=3) | prelu(per=channel) | instance_norm(affine=true) @ 2x12x13x14 ",
+    "conv2d(64,3,k=5,p=2) | tanh @ 2x64x18x21 ",
+    "conv2d(40,8,k=1) | group_norm(2) | relu | mean @ 3x40x15x16 ",
+    "conv2d(8,40,k=1,s=2) | mean @ 3x8x31x33 ",
+    "conv3d(6,20,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | hardswish @ 2x6x6x7x9 ",
+    "conv3d(4,66,k=2,s=2) | gelu | group_norm(3) | mean @ 3x4x8x9x11 ",
+    // Sums of thousands of terms, which tensor cores cut off.
+    "conv3d(8,20,k=7,p=3) | relu | group_norm(4) @ 1x8x6x7x8 ",
+    "conv_transpose1d(3,16,k=5,s=3) | swish @ 3x3x111 ",
+    "conv_transpose2d(8,12,k=4,s=2,p=1) | swish | group_norm(3) | relu @ 2x8x17x15 ",
+    "conv_transpose2d(4,24,k=3,s=2,p=1,op=1) | relu | group_norm(4) @ 2x4x13x14 ",
+    "conv_transpose2d(12,6,k=2,s=3) | channel_add | group_norm(2) | tanh @ 2x12x9x8 ",
+    "conv_transpose2d(9,70,k=5,s=2,d=3) | relu | mean @ 2x9x7x6 ",
+    "conv_transpose3d(8,8,k=3,s=2,p=1,op=1) | relu @ 2x8x4x5x6 ",
+    "conv_transpose3d(8,4,k=2,s=2) | swish | group_norm(2) @ 2x8x4x5x6 ",
+    "conv_transpose2d(10,20,k=3,p=1) | gelu | group_norm(4) @ 2x10x11x13 ",
+    "conv2d(32,24,k=3,p=1,groups=4) | relu | group_norm(8) @ 3x32x14x15 ",
+    "conv2d(32,32,k=3,s=2,p=1,groups=8) | channel_mul | group_norm(16) | channel_add(per=sample) @ "
+    "2x32x17x18 ",
+    "conv_transpose2d(24,36,k=4,s=2,p=1,groups=3) | swish | group_norm(6) @ 2x24x7x9 ",
+};
+
 // Sizes that are no multiple of anything, every kind of chain, both orders.
 constexpr const char* thin_blocks[] = {
     // The workloads, small.
@@ -241,6 +273,20 @@ std::vector<std::string> wide_rows(const Problem& problem) {
   return rows;
 }
 
+std::vector<Problem> few_problems(const Device& device) {
+  std::vector<Problem> problems;
+  for (size_t i = 0; i < std::size(few_blocks); ++i) {
+    for (size_t j = i % 2; j < std::size(modes); j += 2)
+      problems.push_back(parsed(few_blocks[i], modes[j], (i + j / 2) % 2 == 0, device));
+  }
+  for (const char* const text :
+       {"conv2d(8,40,k=3,p=1) | relu | group_norm(5) @ 2x8x21x24 tf32_away",
+        "conv_transpose2d(4,24,k=3,s=2,p=1) | gelu | group_norm(3) @ 2x4x13x11 tf32_away nhwc"}) {
+    problems.push_back(Problem::parse(text, device));
+  }
+  return problems;
+}
+
 std::vector<Problem> thin_problems(const Device& device) {
   std::vector<Problem> problems;
   for (size_t i = 0; i < std::size(thin_blocks); ++i) {
@@ -293,6 +339,41 @@ std::vector<Problem> grouped_problems(const Device& device) {
         "conv_transpose2d(34,34,k=4,s=2,p=1,groups=2) | swish | group_norm(2) @ 2x34x7x9 tf32",
         "conv_transpose3d(32,32,k=3,s=2,p=1,op=1,groups=2) | relu | group_norm(4) @ 2x32x5x4x6 bf16",
         "conv2d(96,256,k=3,p=1,groups=2) | relu | group_norm(2) @ 1x96x40x41 f32 nhwc"}) {
+    problems.push_back(Problem::parse(text, device));
+  }
+  return problems;
+}
+
+std::vector<Problem> narrow_problems(const Device& device) {
+  std::vector<Problem> problems;
+  for (const char* const text : {
+           // Depthwise: one to three dimensions, both orders, strides, dilation, sizes that fill nothing.
+           "conv2d(24,24,k=3,p=1,groups=24) | relu @ 2x24x56x56 bf16",
+           "conv2d(24,24,k=7,p=3,groups=24) | group_norm(4) | silu @ 2x24x31x33 f32",
+           "conv2d(68,68,k=5,p=2,groups=68) | swish @ 2x68x20x19 f16 nhwc",
+           "conv2d(40,40,k=3,s=2,p=1,groups=40) | channel_mul | relu @ 3x40x29x32 tf32 nhwc",
+           "conv1d(32,32,k=7,d=3,p=9,groups=32) | residual_add | gelu @ 3x32x500 bf16",
+           "conv3d(12,12,k=3,p=1,groups=12) | instance_norm(affine=true) @ 2x12x9x10x12 f32",
+           "conv3d(16,16,k=3x5x1,s=1x2x3,p=1x2x0,groups=16,bias=false) | mean @ 2x16x7x12x10 f16 nhwc",
+           // Several outputs of an input, groups of a few, chunks of inputs, a tile's channels and a part.
+           "conv2d(8,24,k=3,p=1,groups=8) | prelu(per=channel) | channel_add(per=sample) @ 2x8x30x28 f32",
+           "conv2d(32,48,k=3,p=1,groups=8) | hardswish @ 2x32x28x28 bf16",
+           "conv2d(36,24,k=3,p=2,d=2,groups=12) | group_norm(3) | residual_add @ 2x36x17x23 tf32 nhwc",
+           "conv2d(96,96,k=3,p=1,groups=4) | relu | group_norm(8) | gelu @ 2x96x14x14 tf32_away",
+           "conv2d(64,33,k=3,p=1) | tanh @ 2x64x13x15 f32 strict",
+           "conv2d(64,40,k=1) | swish | mean @ 2x64x12x16 bf16 nhwc",
+           "conv2d(3,20,k=7,s=2,p=3) | relu @ 2x3x41x40 f16 nhwc",
+           "conv2d(1,17,k=4,s=3,d=2,p=4) | channel_add | leaky_relu(0.1) @ 2x1x40x37 bf16 nhwc",
+           "conv3d(20,12,k=3,s=2,p=1,groups=2) | relu6 @ 2x20x7x9x11 bf16",
+           "conv3d(4,6,k=7,p=3,bias=false) | clamp(-0.5,0.5) @ 1x4x8x9x10 tf32",
+           // Transposed: classes with and without taps, output padding, dilation, no stride.
+           "conv_transpose2d(24,24,k=4,s=2,p=1,groups=24) | relu @ 2x24x14x16 bf16",
+           "conv_transpose2d(16,24,k=3,s=2,p=1,op=1,groups=8) | swish | group_norm(3) @ 2x16x11x12 tf32",
+           "conv_transpose2d(12,10,k=2,s=3) | residual_add @ 2x12x9x8 f16 nhwc",
+           "conv_transpose2d(30,16,k=5,d=2,p=3,groups=2) | elu(0.5) @ 2x30x12x13 f32",
+           "conv_transpose1d(16,16,k=5,s=3,d=2,p=2,op=2,groups=4) | mish @ 3x16x90 f32",
+           "conv_transpose3d(8,8,k=3,s=2,p=1,groups=4) | sigmoid @ 2x8x5x6x8 bf16 nhwc",
+       }) {
     problems.push_back(Problem::parse(text, device));
   }
   return problems;
@@ -371,6 +452,9 @@ std::vector<SmallProblems> small_forward(const Device& device) {
       "conv_transpose2d(16,24,k=3) | gelu | group_norm(3) @ 2x16x9x11 tf32",
       "conv2d(16,16,k=3,p=1) | relu | group_norm(2) @ 2x16x9x11 bf16 nhwc",
       "conv3d(16,24,k=2) | group_norm(2) | swish | mean @ 2x16x4x5x6",
+      "conv2d(5,12,k=3,s=2,p=1) | relu | group_norm(3) @ 2x5x9x11 bf16 nhwc",
+      "conv2d(20,6,k=3,p=1) | relu | group_norm(3) @ 2x20x7x6",
+      "conv_transpose2d(6,4,k=3,s=2,p=1) | swish | group_norm(2) @ 2x6x5x6 tf32",
   };
   // More slabs than blocks or clusters: what is staged, exchanged and waited for is used again.
   constexpr const char* many_slabs[] = {
@@ -383,9 +467,15 @@ std::vector<SmallProblems> small_forward(const Device& device) {
       "conv2d(16,16,k=3,p=1) | relu | group_norm(4) @ 3x16x24x40 bf16",
       "conv2d(16,24,k=3,p=1) | gelu | group_norm(6) | relu @ 3x16x20x36 tf32",
   };
+  constexpr const char* narrow[] = {
+      "conv2d(12,12,k=3,p=1,groups=12) | channel_mul | residual_add @ 2x12x16x20 bf16",
+      "conv2d(8,8,k=5,s=2,p=2,groups=2) | relu | group_norm(2) @ 2x8x9x13 nhwc",
+      "conv_transpose2d(6,9,k=3,s=2,p=1,op=1,groups=3) | swish @ 2x6x5x7 tf32",
+  };
   std::vector<Problem> all = parsed(small_tails, device);
   for (Problem& problem : parsed(convolutions, device)) all.push_back(std::move(problem));
   return {{"", std::move(all)},
+          {"narrow", parsed(narrow, device)},
           {"gemm_", parsed(wide, device)},
           {"tail_", parsed(many_slabs, device)},
           {"gemm_pingpong", parsed(by_turns, device)}};

@@ -17,7 +17,7 @@
 
 namespace onepass::testing {
 
-inline constexpr int64_t turns_in_all = 10;
+inline constexpr int64_t turns_in_all = 14;
 
 struct ProblemAndRow {
   Problem problem;
@@ -51,6 +51,9 @@ std::vector<Problem> wide_problems(const Device& device);
 // Rows of matrix products but gemm_mma, which takes what gemm_wgmma does and has a part of its own.
 std::vector<std::string> wide_rows(const Problem& problem);
 
+// For gemm_mma: convolutions of few channels as matrix products, each in two of four modes.
+std::vector<Problem> few_problems(const Device& device);
+
 // Thin convolutions, each in two of four modes.
 std::vector<Problem> thin_problems(const Device& device);
 // These, and some whose operands are rounded with ties away from zero, which have no gradients.
@@ -63,6 +66,9 @@ std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn);
 // orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
 // channels and tensors, means, strides, classes of transposed ones.
 std::vector<Problem> grouped_problems(const Device& device);
+// Few inputs a group, for the row "narrow": depthwise, groups of a few, one group; both orders, strides,
+// dilation, classes of transposed ones; chunks of inputs, a tile's channels and a part of them.
+std::vector<Problem> narrow_problems(const Device& device);
 // For gemm_pingpong: boxes that fill samples and that do not, values that leave by rows and by columns, one
 // to three dimensions, rows of an odd number of outputs and of few, slabs of one channel to sixteen, chunks
 // that channels do not fill, chains that read values of channels; many samples a block.

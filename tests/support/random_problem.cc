@@ -257,7 +257,16 @@ Problem random_thin_problem(uint64_t seed, Device device) {
   }
 }
 
-Problem random_wide_problem(uint64_t seed, Device device) {
+namespace {
+
+// The channels of a matrix product, in a group.
+struct ProductSizes {
+  int64_t least_in, most_in;
+  int64_t least_out;
+  bool with_classes;  // transposed ones may have a stride
+};
+
+Problem random_product(uint64_t seed, Device device, const ProductSizes& wanted) {
   constexpr int64_t most_products = 10'000'000;
   Dice dice(seed);
   for (;;) {
@@ -266,9 +275,9 @@ Problem random_wide_problem(uint64_t seed, Device device) {
     Conv& conv = std::get<Conv>(stages.front());
     const bool has_stride =
         std::any_of(conv.stride.begin(), conv.stride.end(), [](int64_t stride) { return stride != 1; });
-    if (conv.groups != 1 || (conv.transposed && has_stride)) continue;
-    conv.in_channels = dice.number(16, 80);
-    conv.out_channels *= (16 + conv.out_channels - 1) / conv.out_channels + dice.number(0, 4);
+    if (conv.groups != 1 || (conv.transposed && has_stride && !wanted.with_classes)) continue;
+    conv.in_channels = dice.number(wanted.least_in, wanted.most_in);
+    conv.out_channels *= (wanted.least_out + conv.out_channels - 1) / conv.out_channels + dice.number(0, 4);
     // Some in groups, of which each has groups of the norm.
     if (dice.chance(0.2)) {
       conv.groups = dice.number(2, 4);
@@ -290,6 +299,17 @@ Problem random_wide_problem(uint64_t seed, Device device) {
     problem.validate();
     return problem;
   }
+}
+
+}  // namespace
+
+Problem random_wide_problem(uint64_t seed, Device device) {
+  return random_product(seed, device,
+                        {.least_in = 16, .most_in = 80, .least_out = 16, .with_classes = false});
+}
+
+Problem random_few_problem(uint64_t seed, Device device) {
+  return random_product(seed, device, {.least_in = 3, .most_in = 26, .least_out = 2, .with_classes = true});
 }
 
 namespace {

@@ -14,6 +14,8 @@ Problem random_problem(uint64_t seed, Device device = Device::cpu());
 Problem random_thin_problem(uint64_t seed, Device device);
 // With a convolution of 16 channels and more on both sides, no groups and, where transposed, no stride.
 Problem random_wide_problem(uint64_t seed, Device device);
+// With 3 to 26 inputs in a group and 2 outputs or more, of any stride.
+Problem random_few_problem(uint64_t seed, Device device);
 // The backward of a random block without a convolution: gradients of other types and strides, some not
 // wanted.
 BackwardProblem random_tail_backward(uint64_t seed, Device device = Device::cpu());

@@ -265,7 +265,8 @@ bool is_worth_training(const BackwardProblem& problem) {
 
 double predicted_gain(const Problem& problem) {
   if (problem.block.conv() == nullptr || element_count(problem.input.sizes) == 0) return 0;
-  const double whole = std::min(least_seconds(problem, "thin_"), least_seconds(problem, "gemm_"));
+  const double whole = std::min(
+      {least_seconds(problem, "thin_"), least_seconds(problem, "gemm_"), least_seconds(problem, "narrow")});
   return whole < infinity ? (convolution_seconds(problem) + tail_seconds(problem)) / whole : 0;
 }
 

@@ -1,4 +1,4 @@
-// What the kernel of the row "direct" is given.
+// What the kernels of the rows "direct" and "narrow" are given.
 #pragma once
 
 #include "device/parameters.cuh"
@@ -11,6 +11,14 @@ ONEPASS_PARAMETERS(DirectParameters) {
   ONEPASS_WORD(const void*, weight);
   ONEPASS_WORD(const void*, bias);
   ONEPASS_WORD(int64, batch);
+};
+
+// Of direct/narrow.cuh; the parameters are the block's, or those of the convolution alone.
+ONEPASS_COUNTED_PARAMETERS(NarrowParameters) {
+  ONEPASS_WORD(const void*, input);
+  ONEPASS_WORD(void*, output);
+  ONEPASS_WORD(int64, batch);
+  ONEPASS_WORDS(const void*, parameter);
 };
 
 }  // namespace onepass

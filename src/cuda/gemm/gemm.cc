@@ -139,6 +139,12 @@ void GemmFinish::launch(const Arguments& arguments, const void* values, const vo
   p.launch(function_, stream);
 }
 
+int64_t cut_terms(const Problem& problem, const ThinShape& shape) {
+  // Statistics of shorter sums are as exact as those of f32 sums.
+  constexpr int64_t most_exact_terms = 1024;
+  return splits_operands(problem) || shape.terms() <= most_exact_terms ? 0 : shape.terms();
+}
+
 std::string describe_groups(const ThinShape& shape) {
   if (shape.conv_groups == 1) return "";
   return " in each of " + std::to_string(shape.conv_groups) + " groups, each a sample of its own";
@@ -202,17 +208,30 @@ double scattered_seconds(const Problem& problem, const ThinShape& shape) {
   return 32 * sectors / (part_of_rate * gpu_of(problem.device).bytes_per_second);
 }
 
+namespace {
+
+const char* where_channels_are(const Conv& conv) { return conv.groups == 1 ? "" : " in a group"; }
+
+}  // namespace
+
+std::string product_refusal(const Problem& problem) {
+  std::string reason = whole_block_refusal(problem);
+  if (!reason.empty()) return reason;
+  const Conv& conv = *problem.block.conv();
+  if (conv.out_channels / conv.groups > most_channels_of_cores)
+    return "more than " + std::to_string(most_channels_of_cores) + " output channels" +
+           where_channels_are(conv);
+  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
+  return "";
+}
+
 std::string wide_refusal(const Problem& problem) {
   std::string reason = whole_block_refusal(problem);
   if (!reason.empty()) return reason;
   const Conv& conv = *problem.block.conv();
-  const char* const where = conv.groups == 1 ? "" : " in a group";
   if (std::min(conv.in_channels, conv.out_channels) / conv.groups < least_wide_channels)
-    return "fewer than " + std::to_string(least_wide_channels) + " channels" + where;
-  if (conv.out_channels / conv.groups > most_channels_of_cores)
-    return "more than " + std::to_string(most_channels_of_cores) + " output channels" + where;
-  if (problem.parameters[0].dtype != problem.input.dtype) return "the weights are of another type than x";
-  return "";
+    return "fewer than " + std::to_string(least_wide_channels) + " channels" + where_channels_are(conv);
+  return product_refusal(problem);
 }
 
 std::string wgmma_refusal(const Problem& problem) {

@@ -62,6 +62,16 @@ std::shared_ptr<const Numbers> wide_numbers(const Problem& problem) {
                            [&] { return Numbers(problem, ThinShape(problem), gpu_of(problem.device)); });
 }
 
+// Of long sums that stay in tensor cores from the first term to the last: all but those of split operands
+// (Accuracy::cut_terms). 0 where sums are short.
+int64_t cut_terms(const Problem& problem, const ThinShape& shape);
+// The error of chains and of such sums.
+inline Accuracy accuracy_of_products(const Problem& problem, const ThinShape& shape) {
+  Accuracy own = accuracy_of_chains(problem);
+  own.cut_terms = cut_terms(problem, shape);
+  return own;
+}
+
 // Whether f32 operands are split in two of f16 instead of rounded.
 inline bool splits_operands(const Problem& problem) {
   return problem.input.dtype == DType::f32 && !problem.rounds_to_tf32();
@@ -99,6 +109,8 @@ double scattered_seconds(const Problem& problem, const ThinShape& shape);
 inline constexpr int64_t least_wide_channels = 16;  // of the input and of the output, in a group
 
 // Why no row takes the problem as a product of matrices with the launch that does samples again.
+std::string product_refusal(const Problem& problem);
+// The same for rows that need `least_wide_channels`.
 std::string wide_refusal(const Problem& problem);
 // The same for rows that need Hopper's wgmma.
 std::string wgmma_refusal(const Problem& problem);

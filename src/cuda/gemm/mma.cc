@@ -18,7 +18,7 @@ class GemmMma final : public WholeBlockKernel {
   explicit GemmMma(const Problem& problem)
       : WholeBlockKernel(problem),
         numbers_(*wide_numbers<GemmMmaNumbers>(problem)),
-        packing_(problem, shape_, padded_channels(), numbers_.most_taps),
+        packing_(problem, shape_, padded_channels(), numbers_.most_taps, numbers_.joint_taps),
         pack_(pack_source(), problem.device, pack_launch()),
         function_(source(), problem.device,
                   Launch{maximum(1, shape_.batch * numbers_.tiles(shape_)),
@@ -26,7 +26,7 @@ class GemmMma final : public WholeBlockKernel {
                          static_cast<uint32_t>(numbers_.shared_bytes)}),
         workspace_(problem, shape_, sizes()) {}
 
-  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
+  Accuracy accuracy() const override { return accuracy_of_products(problem_, shape_); }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
 
   std::string describe() const override {
@@ -42,12 +42,15 @@ class GemmMma final : public WholeBlockKernel {
         << '\n'
         << "tile: " << n.tile.rows() << " channels, a box of " << n.box[0] << "x" << n.box[1] << "x"
         << n.box[2] << " outputs (" << n.tile.positions() << "), " << n.tiles(shape_) << " tiles a sample\n"
-        << "window: " << n.window() << " positions, 2 stages of " << n.chunk_channels() << " channels\n"
-        << "weights: " << n.stages << " stages of " << n.group_taps << " taps\n"
+        << "window: " << n.window() << " positions, " << (n.windows == 1 ? "one stage of " : "2 stages of ")
+        << n.chunk_channels() << " channels\n"
+        << "weights: " << n.stages << " stages of " << n.group_joints
+        << (n.joint_taps == 2 ? " pairs of taps" : " taps") << '\n'
         << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
     if (workspace_.finishes())
       out << "second: values " << (workspace_.own_values() ? "of the workspace" : "of the output") << '\n';
-    out << "then: thin_cores for samples whose values overflow f16 or are not finite\n"
+    out << "then: thin_cores for samples whose values " << (n.halves ? "overflow f16 or " : "")
+        << "are not finite\n"
         << "workspace: " << workspace_bytes() << " bytes\n";
     return out.str();
   }
@@ -152,7 +155,9 @@ class GemmMma final : public WholeBlockKernel {
             .add("channel_tiles", n.channel_tiles, "spans", n.spans(shape_))
             .add("parts", n.parts, "vectors", n.vectors, "of_vector", n.of_vector)
             .add("padded_channels", padded_channels(), "chunks", n.chunks, "stages", n.stages)
-            .add("group_taps", n.group_taps, "most_taps", std::max<int64_t>(1, n.most_taps))
+            .add("group_joints", n.group_joints, "most_joints", std::max<int64_t>(1, n.most_joints))
+            .flag("odd_taps", n.odd_taps, "partial_groups", n.has_partial_groups())
+            .add("windows", n.windows)
             .add("batch_vectors", n.batch_vectors, "group_batches", n.group_batches)
             .add("window_pitch", n.window_pitch, "shared_bytes", n.shared_bytes)
             .flag("guards", n.halves)
@@ -196,8 +201,11 @@ class GemmMma final : public WholeBlockKernel {
   WideWorkspace workspace_;
 };
 
+// A group of few channels pays for whole vectors of inputs and 16 rows of outputs.
+constexpr double most_padding = 9;
+
 std::string refusal(const Problem& problem) {
-  std::string reason = wide_refusal(problem);
+  std::string reason = product_refusal(problem);
   if (!reason.empty()) return reason;
   const ThinShape shape(problem);
   if (shape.parts.norm && !shape.parts.mean && !lies_dense(problem.output))
@@ -210,6 +218,10 @@ std::string refusal(const Problem& problem) {
   }
   const auto found = wide_numbers<GemmMmaNumbers>(problem);
   const GemmMmaNumbers& numbers = *found;
+  if (numbers.padding > most_padding) {
+    return "products would be " + std::to_string(static_cast<int64_t>(numbers.padding)) +
+           " times as many with zeros that fill vectors and rows";
+  }
   if (numbers.shared_bytes == 0) return "the window of a tile is too large";
   constexpr int64_t most_tiles = int64_t{1} << 31;
   if (shape.batch.value() * numbers.tiles(shape) >= most_tiles) return "too many tiles";
@@ -225,23 +237,35 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const auto tiles = numbers.tiles(shape);
   // Tiles that do not fill the GPU leave multiprocessors idle.
   const auto rounds = static_cast<double>(divide_up(shape.batch.value() * tiles, gpu.multiprocessors));
-  const double clocks = numbers.clocks / static_cast<double>(tiles) * rounds;
+  const double clocks = numbers.measured_clocks / static_cast<double>(tiles) * rounds;
   const double elements = samples * static_cast<double>(shape.channels) * static_cast<double>(shape.spatial);
   const auto input = static_cast<double>(problem.input.byte_span());
   const auto output = static_cast<double>(problem.output.byte_span());
   const bool second = shape.parts.norm && !shape.parts.mean_follows_norm();
   const double first_bytes = input + (second ? 4 * elements : output);
   const double second_bytes = second ? 4 * elements + output : 0;
+  // A mean after a chain is a block for each channel of a sample, which takes 0.1 us for 256 positions.
+  const auto waves = static_cast<double>(divide_up(shape.rows().value(), int64_t{8} * gpu.multiprocessors));
+  const double averaged =
+      second && shape.parts.mean ? 1e-7 * waves * static_cast<double>(divide_up(shape.spatial, 256)) : 0;
+  // Memory's rate, with 70% of which tensors of few channels are moved.
+  const bool few = GemmMmaNumbers::has_few_channels(shape);
+  const double rate = gpu.bytes_per_second * (few ? 0.7 : 1.0);
+  // Elements pass through the second chain at 128 instructions a clock.
+  const double activated = few && second ? elements * 0.7 * gemm_chain_instructions(shape.parts.after) /
+                                               (128 * gpu.clock() * gpu.multiprocessors)
+                                         : 0;
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
   // On an H200 tiles take 1.03 to 1.15 times as long as they are predicted to.
-  const double own = (second ? 3e-5 : 2.5e-5) + (2 * packed + second_bytes) / gpu.bytes_per_second +
-                     std::max({first_bytes / gpu.bytes_per_second, 1.1 * clocks / gpu.clock(),
+  const double own = (second ? 3e-5 : 2.5e-5) + 2 * packed / gpu.bytes_per_second +
+                     std::max({second_bytes / rate, averaged, activated}) +
+                     std::max({first_bytes / rate, 1.1 * clocks / gpu.clock(),
                                numbers.merges_classes ? scattered_seconds(problem, shape) : 0.0});
   // On GPUs with wgmma, s19, s61 and layers of U-Nets take 1.4 to 2.2 times as long here as by wgmma, which
   // the models of both do not show. A layer that doubles an image takes 0.7 times as long. Groups are as
   // predicted.
   const bool has_wgmma = gpu.architecture == "sm_90a";
-  return has_wgmma && shape.conv_groups == 1 ? 1.45 * own : own;
+  return has_wgmma && shape.conv_groups == 1 && wide_refusal(problem).empty() ? 1.45 * own : own;
 }
 
 }  // namespace

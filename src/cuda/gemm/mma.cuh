@@ -8,6 +8,9 @@
 // number added to addresses, for any stride and dilation. Entries are ordered so that neighbouring outputs
 // read neighbouring entries. Weights, packed by a launch before, are the left operand.
 //
+// A product has two vectors of terms. Where a tap has one or three, taps are taken in pairs, and vectors of
+// both fill products. Channels that do not fill a vector or 16 rows are zeros.
+//
 //   weights   by asynchronous copies to a ring buffer; a stage is a group of taps of one chunk of channels
 //   x         through registers, where it is rounded or split; a part of the next chunk's window is loaded
 //             while a group of this chunk is multiplied. Two windows.
@@ -29,7 +32,7 @@ struct GemmMma {
   using Parameters = GemmMmaParameters<Tail::parameters>;
   using Shared = GemmMmaShared<C, Tail, Numbers>;
   static_assert(sizeof(Shared) == Numbers::shared_bytes);
-  static_assert(Numbers::column_tiles % 4 == 0 && Numbers::vectors % 2 == 0);
+  static_assert(Numbers::column_tiles % 4 == 0 && Numbers::joint_taps * Numbers::vectors % 2 == 0);
 
   const GemmMmaBlock<C, Tail, Numbers> block;
   const GemmMmaMainloop<C, Tail, Numbers> mainloop{block};
@@ -103,7 +106,11 @@ struct GemmMma {
       block.s.targets[i] = inside ? offset : -1;
     }
     const int taps = own.count[0] * own.count[1] * own.count[2];
-    for (int t = block.thread; t < taps; t += Numbers::threads) {
+    for (int t = block.thread; t < Geometry::joints(taps) * Numbers::joint_taps; t += Numbers::threads) {
+      if (Numbers::odd_taps && t == taps) {
+        block.s.tap_shifts[t] = 0;  // of the tap of zeros
+        break;
+      }
       const int m1 = t / own.count[2];
       const int m0 = m1 / own.count[1];
       block.s.tap_shifts[t] = ((Geometry::tap_shift(own, 0, m0) * Numbers::entries(1) +

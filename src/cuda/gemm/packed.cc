@@ -21,27 +21,12 @@ constexpr int64_t piece_rows = GemmPackedNumbers::piece_rows;
 constexpr int64_t most_piece_bytes = 100 << 10;
 constexpr int64_t least_taps = 3;  // else x is copied for too few products
 
-// The tail after the convolution, of its output as f32; none where nothing follows.
-std::optional<Problem> tail_of(const Problem& problem) {
-  const std::vector<Stage>& all = problem.block.stages();
-  if (all.size() == 1) return std::nullopt;
-  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
-  const Layout layout = layout_of_values(problem);
-  Problem tail(Block(std::vector<Stage>(all.begin() + 1, all.end())), sizes, problem.input.dtype,
-               problem.device, layout);
-  tail.input = TensorSpec::dense(DType::f32, sizes, layout);
-  tail.output = problem.output;
-  tail.numerics = tail_numerics(problem);
-  tail.parameters.assign(problem.parameters.end() - std::ssize(tail.parameters), problem.parameters.end());
-  return tail;
-}
-
 class GemmPacked final : public WholeBlockKernel {
  public:
   explicit GemmPacked(const Problem& problem)
       : WholeBlockKernel(problem),
         numbers_(*wide_numbers<GemmPackedNumbers>(problem)),
-        tail_problem_(*tail_of(problem)),
+        tail_problem_(*tail_after_convolution(problem)),
         tail_(build_tail(tail_problem_)),
         redo_(problem) {
     const GemmPackedNumbers& n = numbers_;
@@ -72,7 +57,11 @@ class GemmPacked final : public WholeBlockKernel {
     redo_memory_ = regions_.add(redo_.bytes());
   }
 
-  Accuracy accuracy() const override { return tail_.kernel->accuracy(); }
+  Accuracy accuracy() const override {
+    Accuracy own = tail_.kernel->accuracy();
+    own.cut_terms = cut_terms(problem_, shape_);
+    return own;
+  }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + tail_.kernel->workspace_bytes();
   }
@@ -216,7 +205,7 @@ std::string refusal(const Problem& problem) {
   if (shape.taps < least_taps) return "a kernel of fewer than " + std::to_string(least_taps) + " taps";
   if (!classes_meet_alike(shape))
     return "outputs of the transposed convolution meet different elements, by its stride";
-  const std::optional<Problem> tail = tail_of(problem);
+  const std::optional<Problem> tail = tail_after_convolution(problem);
   if (!tail) return "nothing follows the convolution";
   if (tail_row(*tail) == nullptr) return "no row takes what follows the convolution";
   const auto found = wide_numbers<GemmPackedNumbers>(problem);
@@ -236,7 +225,7 @@ std::string refusal(const Problem& problem) {
 double seconds(const Problem& problem, const PlanOptions&) {
   const WideCost<GemmPackedNumbers> cost(problem);
   const GemmPackedNumbers& numbers = *cost.numbers;
-  const Problem tail = *tail_of(problem);
+  const Problem tail = *tail_after_convolution(problem);
   const bool guards = problem.input.dtype == DType::f32;
   const auto weights = static_cast<double>(problem.parameters[0].byte_span());
   const double packed = static_cast<double>(problem.input.byte_span()) +

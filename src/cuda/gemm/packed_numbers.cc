@@ -13,12 +13,6 @@ constexpr int64_t most_stages = 8;
 
 }  // namespace
 
-Layout layout_of_values(const Problem& problem) {
-  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
-  const TensorSpec& like = problem.output.sizes == sizes ? problem.output : problem.input;
-  return like.strides[1] == 1 && like.sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
-}
-
 GemmPackedNumbers::GemmPackedNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu) {
   const FlatGeometry flat(shape);
   set_index(shape, flat);

@@ -5,9 +5,6 @@
 
 namespace onepass::cuda {
 
-// The layout of the convolution's output between product and tail.
-Layout layout_of_values(const Problem& problem);
-
 // How positions are cut into tiles and shared memory into stages.
 struct GemmPackedNumbers {
   static constexpr int64_t pack_threads = 256;

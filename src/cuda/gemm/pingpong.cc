@@ -63,8 +63,10 @@ class GemmPingpong final : public WholeBlockKernel {
       const auto* pointwise = std::get_if<Pointwise>(&stage);
       return pointwise != nullptr && pointwise->op == Op::gelu;
     });
-    if (rounds(problem_)) return {.held = Accuracy::Held::in_20_bits, .sigmoid = 0x1p-17};
-    return {.held = Accuracy::Held::as_f16, .sigmoid = has_gelu ? 0x1p-15 : 0x1p-17};
+    const bool in_integers = rounds(problem_);
+    return {.held = in_integers ? Accuracy::Held::in_20_bits : Accuracy::Held::as_f16,
+            .sigmoid = !in_integers && has_gelu ? 0x1p-15 : 0x1p-17,
+            .cut_terms = cut_terms(problem_, shape_)};
   }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + redo_.workspace_bytes();

@@ -42,7 +42,7 @@ class GemmWgmma final : public WholeBlockKernel {
     }
   }
 
-  Accuracy accuracy() const override { return accuracy_of_chains(problem_); }
+  Accuracy accuracy() const override { return accuracy_of_products(problem_, shape_); }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
 
   std::string describe() const override {

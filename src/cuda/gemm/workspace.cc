@@ -3,9 +3,11 @@
 
 namespace onepass::cuda {
 
-WeightPack::WeightPack(const Problem& problem, const ThinShape& shape, int64_t padded_channels, int64_t taps)
+WeightPack::WeightPack(const Problem& problem, const ThinShape& shape, int64_t padded_channels, int64_t taps,
+                       int64_t joint_taps)
     : padded_channels_(padded_channels),
-      channel_bytes_(shape.in_channels * taps * byte_size(problem.parameters[0].dtype)) {
+      channel_bytes_(shape.in_channels * taps * byte_size(problem.parameters[0].dtype)),
+      joint_taps_(joint_taps) {
   constexpr int64_t least_blocks = 256;
   const int64_t shared_bytes = gpu_of(problem.device).shared_bytes_per_block;
   const int64_t two_blocks_fit = shared_bytes * 31 / 64;
@@ -17,7 +19,10 @@ WeightPack::WeightPack(const Problem& problem, const ThinShape& shape, int64_t p
 }
 
 std::string WeightPack::constants() const {
-  return Constants().add("pack_channels", channels_).flag("pack_staged", staged_).text();
+  return Constants()
+      .add("pack_channels", channels_, "joint_taps", joint_taps_)
+      .flag("pack_staged", staged_)
+      .text();
 }
 
 Launch WeightPack::launch() const {

@@ -17,7 +17,9 @@ class WeightPack {
  public:
   static constexpr int64_t threads = 256;
 
-  WeightPack(const Problem& problem, const ThinShape& shape, int64_t padded_channels, int64_t taps);
+  // `joint_taps`: taps that lie side by side (gemm/mma/layout.cuh).
+  WeightPack(const Problem& problem, const ThinShape& shape, int64_t padded_channels, int64_t taps,
+             int64_t joint_taps = 1);
 
   // Members of `struct Numbers`.
   std::string constants() const;
@@ -30,6 +32,7 @@ class WeightPack {
 
   int64_t padded_channels_;
   int64_t channel_bytes_;
+  int64_t joint_taps_;
   int64_t channels_ = 1;  // of a block
   bool staged_;
 };

@@ -5,7 +5,8 @@
 //
 // Work is taken by ticket: pass 1 of a wave of units, then pass 2 of the wave before. Pass 2 so finds its x
 // in the second-level cache, and waits only for lower tickets. Moves x twice (once from memory) and y once. A
-// mean directly after the norm follows from the moments: pass 1 alone.
+// mean directly after the norm follows from the moments: pass 1 alone. Units of one tile take no tickets: a
+// block, or a warp where units are small, runs both passes of its own.
 #pragma once
 
 #include "tail/parameters.cuh"
@@ -273,30 +274,44 @@ struct TailStreamed {
             load_shared_by_blocks(part + 3)};
   }
 
+  // Threads that have a unit together: a block, or one of its warps.
+  static constexpr int unit_threads = Numbers::threads / Numbers::units_of_block;
+  static __device__ __forceinline__ void sync_unit() {
+    if constexpr (unit_threads == 32) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
   __device__ __forceinline__ void finish_moments(int64 unit) const {
-    // The whole block for the one slab of a planar unit, a warp for each slab of an interleaved one.
-    constexpr int team = Walk::slabs_of_unit == 1 ? Numbers::threads : 32;
+    // All threads for the one slab of a planar unit, some lanes for each slab of an interleaved one.
+    constexpr int team = Walk::slabs_of_unit == 1 ? unit_threads : lanes_for(per_slab);
     const int lane = threadIdx.x % team;
-    for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
-      const int64 slab = unit * Walk::slabs_of_unit + s;
+    for (int first = 0; first < Walk::slabs_of_unit; first += unit_threads / team) {
+      const int s = first + threadIdx.x % unit_threads / team;
+      const bool in_range = s < Walk::slabs_of_unit;
+      const int64 slab = unit * Walk::slabs_of_unit + (in_range ? s : 0);
       const float* parts = p.parts + slab * per_slab * part_floats;
       ExactMoments own;
+      if (in_range) {
 #pragma unroll 4
-      for (int i = lane; i < per_slab; i += team) {
-        const ExactMoments part = load_part(parts + i * part_floats);
-        if (part.count > 0.0f) own.merge(part);
+        for (int i = lane; i < per_slab; i += team) {
+          const ExactMoments part = load_part(parts + i * part_floats);
+          if (part.count > 0.0f) own.merge(part);
+        }
       }
       constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
       float mean, low, m2;
       team_moments<team, Numbers::threads>(own, elements, scratch, mean, low, m2);
       const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
-      if (lane == 0) {
+      if (in_range && lane == 0) {
         p.statistics[2 * slab] = mean;
         p.statistics[2 * slab + 1] = rstd;
         if constexpr (!Tail::mean_follows_norm) *low_of(p, slab) = low;
       }
       if constexpr (Tail::mean_follows_norm) {
-        for (int c = lane; c < Tail::group_channels; c += team) {
+        for (int c = lane; in_range && c < Tail::group_channels; c += team) {
           Moments row;
           for (int i = 0; i < Walk::pieces; ++i) {
             const ExactMoments part = load_part(parts + (c * Walk::pieces + i) * part_floats);
@@ -314,7 +329,7 @@ struct TailStreamed {
 
   __device__ __forceinline__ void finish_mean(int64 unit) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-    for (int r = threadIdx.x; r < Walk::rows_of_unit; r += Numbers::threads) {
+    for (int r = threadIdx.x % unit_threads; r < Walk::rows_of_unit; r += unit_threads) {
       const int64 row_index = unit * Walk::rows_of_unit + r;
       double total = 0.0;
       for (int i = 0; i < Walk::pieces; ++i)
@@ -348,17 +363,33 @@ struct TailStreamed {
     }
   }
 
-  // A unit is one tile and one pass: a block has it to itself.
-  static constexpr bool alone = first_tiles == 1 && second_tiles == 0;
+  // A unit is one tile: a block or a warp has it to itself, in both passes. The second finds x in the caches.
+  static constexpr bool alone = tiles == 1;
+  static_assert(alone || Numbers::units_of_block == 1);
+
+  __device__ __forceinline__ void run_alone(int64 unit) const {
+    if constexpr (Tail::has_norm) {
+      MomentsPass pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      sync_unit();  // all parts are there
+      finish_moments(unit);
+      sync_unit();
+    }
+    if constexpr (!Tail::mean_follows_norm) {
+      ApplyPass pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      if constexpr (Tail::has_mean) {
+        sync_unit();
+        finish_mean(unit);
+      }
+    }
+  }
 
   __device__ __forceinline__ void run() const {
     if constexpr (alone) {
-      const int64 unit = blockIdx.x;
-      if (unit >= Walk::units(p.batch)) return;
-      MomentsPass pass{p, scratch};
-      Walk::run(p, unit, 0, pass);
-      __syncthreads();  // all parts are there
-      finish_moments(unit);
+      const int64 unit =
+          static_cast<int64>(blockIdx.x) * Numbers::units_of_block + threadIdx.x / unit_threads;
+      if (unit < Walk::units(p.batch)) run_alone(unit);
     } else {
       run_tickets(*this, Walk::units(p.batch), [](int64) { return false; });
     }

@@ -339,6 +339,7 @@ std::string StreamNumbers::source() const {
                                   .add("piece_positions", piece_positions)
                                   .add("rows_per_tile", rows_per_tile)
                                   .add("strip_channels", strip_channels)
+                                  .add("units_of_block", units_of_block)
                                   .numbers();
   // One vector at a time where the tensors do not lie on 16 bytes: rare, and it must not cost registers.
   const char* walk = order == Order::planar ? "PlanarWalk" : "InterleavedWalk";
@@ -349,6 +350,14 @@ std::string StreamNumbers::source() const {
   return out.str();
 }
 
+std::string StreamNumbers::wave_text() const {
+  const std::string units = order == Order::planar ? " slabs"
+                            : units_per_sample == 1
+                                ? " samples"
+                                : " strips of " + std::to_string(strip_channels) + " channels";
+  return "wave: " + std::to_string(wave_units.value()) + units + " between the passes\n";
+}
+
 std::string StreamNumbers::describe() const {
   std::ostringstream out;
   out << "order: " << (order == Order::planar ? "channels before space" : "channels after space") << '\n'
@@ -356,11 +365,9 @@ std::string StreamNumbers::describe() const {
       << "tile: "
       << (pieces > 1 ? "a piece of " + std::to_string(pieces) : std::to_string(rows_per_tile) + " rows")
       << ", " << team << " threads " << (order == Order::planar ? "a row" : "along channels") << '\n'
-      << "wave: " << wave_units
-      << (order == Order::planar  ? " slabs"
-          : units_per_sample == 1 ? " samples"
-                                  : " strips of " + std::to_string(strip_channels) + " channels")
-      << " between the passes\n";
+      << (tiles_of_unit > 1    ? wave_text()
+          : units_of_block > 1 ? "unit: one tile, both passes by one warp\n"
+                               : "unit: one tile, both passes by one block\n");
   return out.str();
 }
 
@@ -411,6 +418,26 @@ BuiltTail build_tail(const Problem& tail) {
   BuiltTail built{choose(candidates, "").strategy, nullptr};
   built.kernel = build_chosen(strategies(Device::Kind::cuda), tail, PlanOptions{}, candidates, built.row);
   return built;
+}
+
+Layout layout_of_values(const Problem& problem) {
+  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
+  const TensorSpec& like = problem.output.sizes == sizes ? problem.output : problem.input;
+  return like.strides[1] == 1 && like.sizes[1] > 1 ? Layout::nhwc : Layout::nchw;
+}
+
+std::optional<Problem> tail_after_convolution(const Problem& problem) {
+  const std::vector<Stage>& all = problem.block.stages();
+  if (all.size() == 1) return std::nullopt;
+  const Shape sizes = problem.block.conv_output_shape(problem.input.sizes);
+  const Layout layout = layout_of_values(problem);
+  Problem tail(Block(std::vector<Stage>(all.begin() + 1, all.end())), sizes, problem.input.dtype,
+               problem.device, layout);
+  tail.input = TensorSpec::dense(DType::f32, sizes, layout);
+  tail.output = problem.output;
+  tail.numerics = tail_numerics(problem);
+  tail.parameters.assign(problem.parameters.end() - std::ssize(tail.parameters), problem.parameters.end());
+  return tail;
 }
 
 }  // namespace onepass::cuda

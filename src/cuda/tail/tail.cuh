@@ -171,6 +171,13 @@ struct ChannelValues {
   }
 };
 
+// Lanes of a warp that share `count` pieces of work.
+constexpr __device__ int lanes_for(int count) {
+  int lanes = 1;
+  while (lanes < 32 && lanes < count) lanes *= 2;
+  return lanes;
+}
+
 // The whole chunk, where a number of vectors is asked for.
 struct All {};
 __device__ __forceinline__ bool is_in(int, All) { return true; }
@@ -203,11 +210,12 @@ struct PlanarWalk {
     if constexpr (pieces > 1) {
       row<team>(p, n, first_channel + tile / pieces, tile % pieces, true, pass);
     } else {
-      constexpr int at_once = Numbers::threads / team;
+      constexpr int unit_threads = Numbers::threads / Numbers::units_of_block;
+      constexpr int at_once = unit_threads / team;
       const int begin = tile * Numbers::rows_per_tile;
 #pragma unroll 1
       for (int r = 0; r < Numbers::rows_per_tile; r += at_once) {
-        const int own = begin + r + threadIdx.x / team;
+        const int own = begin + r + threadIdx.x % unit_threads / team;
         const bool in_range = own < rows_of_unit && own < begin + Numbers::rows_per_tile;
         row<team>(p, n, first_channel + (in_range ? own : begin), 0, in_range, pass);
       }

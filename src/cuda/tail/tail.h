@@ -117,7 +117,8 @@ struct StreamNumbers {
   Number wave_units = 1;
   int64_t units_per_sample = 1;
   int64_t tiles_of_unit = 1;
-  int blocks_wanted = 2;  // that a multiprocessor should have room for
+  int units_of_block = 1;  // at a time; more than one: units of one tile, a warp each
+  int blocks_wanted = 2;   // that a multiprocessor should have room for
 
   // What an interleaved unit is: all channels of a sample, or as few slabs as fill memory's sectors.
   enum class Units : uint8_t { samples, strips };
@@ -137,6 +138,9 @@ struct StreamNumbers {
   // Floats that sums of `count` values a row need in shared memory, `at_once` of them at a time where the
   // order is interleaved.
   int64_t scratch_floats(int64_t count, int64_t at_once) const;
+
+ private:
+  std::string wave_text() const;
 };
 
 // The row of a class that is its kernel and has its refusal and its cost.
@@ -166,6 +170,12 @@ struct BuiltTail {
   std::shared_ptr<const Kernel> kernel;
 };
 BuiltTail build_tail(const Problem& tail);
+
+// What follows a convolution, as a tail of its output in f32: for rows that write that output and run a tail
+// on it. None where nothing follows.
+std::optional<Problem> tail_after_convolution(const Problem& problem);
+// How that output lies between the two.
+Layout layout_of_values(const Problem& problem);
 
 // Regions of a workspace, each aligned to 256 bytes.
 struct Region {

@@ -17,6 +17,10 @@ struct GemmMmaEpilogue {
   static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
   static constexpr int group_rows = Tail::group_channels * Geometry::row_classes;
   static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
+  // A thread has rows of both halves of 16, unless all channels fit one.
+  static constexpr int halves = rows <= 8 ? 1 : 2;
+  // Lanes that store neighbouring rows, where rows are neighbours in memory.
+  static constexpr int row_lanes = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
   static constexpr int position_parts = Geometry::classes * Numbers::position_tiles;
 
   // Applies scale, bias and chain in place. `inside`: a bit for each column with an output.
@@ -24,7 +28,7 @@ struct GemmMmaEpilogue {
 #pragma unroll
     for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < halves; ++h) {
         const int own = item.channel_tile * Numbers::tile_rows + block.row(i, h);
         const int existing = own < rows ? own : 0;
         const int channel = existing / Geometry::row_classes;
@@ -64,7 +68,7 @@ struct GemmMmaEpilogue {
       for (int half = 0; half < Numbers::column_tiles / 4; ++half) {
         __syncwarp();
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < halves; ++h) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             *reinterpret_cast<float2*>(&stage[block.lane / 4 + 8 * h][8 * j + 2 * (block.lane % 4)]) =
@@ -73,21 +77,22 @@ struct GemmMmaEpilogue {
         }
         __syncwarp();
         if constexpr (rows_are_neighbours) {
-          // A lane has a row of every other column.
-          const int own = first + block.lane % 16;
+          // A lane has a row of every other column, or of every fourth or eighth.
+          constexpr int columns = 32 / row_lanes;
+          const int own = first + block.lane % row_lanes;
           const int64 begin = sample + Geometry::row_offset(own < rows ? own : 0);
 #pragma unroll
-          for (int j = 0; j < 16; ++j) {
-            const int in_stage = 2 * j + block.lane / 16;
+          for (int j = 0; j < row_lanes; ++j) {
+            const int in_stage = columns * j + block.lane / row_lanes;
             const int offset = block.s.targets[block.first_column + half * 32 + in_stage];
             if (offset >= 0 && own < rows)
-              store_one<Type>(to, begin + offset, stage[block.lane % 16][in_stage]);
+              store_one<Type>(to, begin + offset, stage[block.lane % row_lanes][in_stage]);
           }
         } else {
           // A lane has a column.
           const int offset = block.s.targets[block.first_column + half * 32 + block.lane];
 #pragma unroll
-          for (int r = 0; r < 16; ++r) {
+          for (int r = 0; r < (rows < 16 ? rows : 16); ++r) {
             if (offset >= 0 && first + r < rows)
               store_one<Type>(to, sample + Geometry::row_offset(first + r) + offset, stage[r][block.lane]);
           }
@@ -104,7 +109,7 @@ struct GemmMmaEpilogue {
 #pragma unroll
     for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < halves; ++h) {
         // Distances from one of the values: they are 0 where all are equal.
         PivotSums<2> sums;
 #pragma unroll
@@ -173,55 +178,72 @@ struct GemmMmaEpilogue {
              sum);
     }
   }
+  // Lanes that add the sums of a row: a warp, where there are many.
+  static constexpr int mean_lanes = position_parts >= 32 ? 32 : 1;
   __device__ __forceinline__ float row_mean(int64 row) const {
     double total = 0.0;
-    for (int i = 0; i < position_parts; ++i)
+#pragma unroll 4
+    for (int i = block.lane % mean_lanes; i < position_parts; i += mean_lanes)
       total += static_cast<double>(__ldcg(block.p.sums + row * position_parts + i));
+#pragma unroll
+    for (int offset = mean_lanes / 2; offset > 0; offset /= 2)
+      total += __shfl_xor_sync(0xffffffffu, total, offset);
     return static_cast<float>(total / static_cast<double>(Tail::spatial));
   }
+
+  // Threads that merge a slab: a warp, or the block where slabs are few and have many parts.
+  static constexpr int slab_threads =
+      slabs_of_sample < Numbers::threads / 32 && Numbers::spans * position_parts > 128 ? Numbers::threads
+                                                                                       : 32;
 
   // By the last block of a sample: statistics, and the means that follow from them.
   __device__ __forceinline__ void finish_sample(int64 n) const {
     if constexpr (Tail::has_norm) {
-      constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
-      for (int slab = block.warp; slab < slabs_of_sample; slab += Numbers::threads / 32) {
-        const int tiles =
-            ((slab + 1) * group_rows - 1) / Numbers::tile_rows - slab * group_rows / Numbers::tile_rows + 1;
-        const float4* parts = parts_of(n, slab);
-        Moments own;
-#pragma unroll 4
-        for (int i = block.lane; i < tiles * position_parts; i += 32) merge(own, __ldcg(parts + i));
-        float mean, m2;
-        team_moments<32, Numbers::threads>(own, elements, nullptr, mean, m2);
-        const float per_deviation = 1.0f / sqrtf(m2 / elements + Tail::eps);
-        if (block.lane == 0) {
-          float* to = block.p.statistics + 2 * (n * slabs_of_sample + slab);
-          to[0] = mean;
-          to[1] = per_deviation;
-        }
-        for (int i = block.lane; i < Tail::group_channels; i += 32) {
-          const int c = slab * Tail::group_channels + i;
-          const int of_norm = Tail::channel(n, c);
-          const float weight = Tail::weight(block.p, of_norm);
-          if constexpr (Numbers::guards)
-            gemm::judge<Tail, Numbers>(block.p, n, fabsf(weight * per_deviation));
-          if constexpr (Tail::mean_follows_norm) {
-            const int64 row = n * Tail::channels + c;
-            const float scale = weight * norm_factor<Tail>(per_deviation, mean, m2);
-            store_one<typename Tail::Output>(block.p.output, row,
-                                             fmaf(row_mean(row) - mean, scale, Tail::bias(block.p, of_norm)));
-          }
-        }
-      }
+      for (int slab = block.thread / slab_threads; slab < slabs_of_sample;
+           slab += Numbers::threads / slab_threads)
+        finish_slab(n, slab);
     } else {
       if constexpr (Numbers::guards) {
         if (block.thread == 0) gemm::judge<Tail, Numbers>(block.p, n, 1.0f);
       }
       if constexpr (Tail::has_mean) {
-        for (int c = block.thread; c < Tail::channels; c += Numbers::threads) {
+        for (int c = block.thread / mean_lanes; c < Tail::channels; c += Numbers::threads / mean_lanes) {
           const int64 row = n * Tail::channels + c;
-          store_one<typename Tail::Output>(block.p.output, row, row_mean(row));
+          const float mean = row_mean(row);
+          if (block.lane % mean_lanes == 0) store_one<typename Tail::Output>(block.p.output, row, mean);
         }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish_slab(int64 n, int slab) const {
+    constexpr float elements = static_cast<float>(Tail::group_channels * Tail::spatial);
+    const int own_thread = block.thread % slab_threads;
+    const int tiles =
+        ((slab + 1) * group_rows - 1) / Numbers::tile_rows - slab * group_rows / Numbers::tile_rows + 1;
+    const float4* parts = parts_of(n, slab);
+    Moments own;
+#pragma unroll 4
+    for (int i = own_thread; i < tiles * position_parts; i += slab_threads) merge(own, __ldcg(parts + i));
+    float mean, m2;
+    team_moments<slab_threads, Numbers::threads>(own, elements, &block.s.finish.values[0][0][0], mean, m2);
+    const float per_deviation = 1.0f / sqrtf(m2 / elements + Tail::eps);
+    if (own_thread == 0) {
+      float* to = block.p.statistics + 2 * (n * slabs_of_sample + slab);
+      to[0] = mean;
+      to[1] = per_deviation;
+    }
+    constexpr int lanes = Tail::mean_follows_norm ? mean_lanes : 1;
+    for (int i = own_thread / lanes; i < Tail::group_channels; i += slab_threads / lanes) {
+      const int c = slab * Tail::group_channels + i;
+      const int of_norm = Tail::channel(n, c);
+      const float weight = Tail::weight(block.p, of_norm);
+      if constexpr (Numbers::guards) gemm::judge<Tail, Numbers>(block.p, n, fabsf(weight * per_deviation));
+      if constexpr (Tail::mean_follows_norm) {
+        const int64 row = n * Tail::channels + c;
+        const float scale = weight * norm_factor<Tail>(per_deviation, mean, m2);
+        const float value = fmaf(row_mean(row) - mean, scale, Tail::bias(block.p, of_norm));
+        if (block.lane % lanes == 0) store_one<typename Tail::Output>(block.p.output, row, value);
       }
     }
   }

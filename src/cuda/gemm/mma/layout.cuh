@@ -55,14 +55,19 @@ struct GemmMmaGeometry {
   }
   static constexpr int window = Numbers::entries(0) * Numbers::entries(1) * Numbers::entries(2);
 
-  // Taps of all classes before `index`.
-  static __device__ __forceinline__ int taps_before(int index) {
-    int taps = 0;
+  // A joint is a tap, or two taps that fill products together: all vectors of the first, then those of the
+  // second. Where taps are odd, the last joint has one of zeros.
+  static __device__ __forceinline__ int joints(int taps) {
+    return (taps + Numbers::joint_taps - 1) / Numbers::joint_taps;
+  }
+  // Joints of all classes before `index`.
+  static __device__ __forceinline__ int joints_before(int index) {
+    int all = 0;
     for (int i = 0; i < index; ++i) {
       const ThinClass<C> own(i);
-      taps += own.count[0] * own.count[1] * own.count[2];
+      all += joints(own.count[0] * own.count[1] * own.count[2]);
     }
-    return taps;
+    return all;
   }
 };
 
@@ -72,8 +77,9 @@ struct alignas(16) GemmMmaShared {
   // 32 columns, padded so that pairs of four rows, and 16 rows of a column, lie in different banks.
   static constexpr int value_pitch = 40;
   struct Rings {
-    uint4 x[2][Numbers::parts][Numbers::vectors][Numbers::window_pitch];
-    uint4 weights[Numbers::stages][Numbers::group_taps][Numbers::parts][Numbers::vectors][Numbers::tile_rows];
+    uint4 x[Numbers::windows][Numbers::parts][Numbers::vectors][Numbers::window_pitch];
+    uint4 weights[Numbers::stages][Numbers::group_joints][Numbers::parts]
+                 [Numbers::joint_taps * Numbers::vectors][Numbers::tile_rows];
   };
   // After the mainloop.
   struct Finish {
@@ -86,10 +92,10 @@ struct alignas(16) GemmMmaShared {
   };
   int sources[Numbers::window_pitch];    // offsets of the window's entries in a channel of x, -1: outside
   int targets[Numbers::tile_positions];  // offsets of the tile's positions in a channel, -1: outside
-  int tap_shifts[Numbers::most_taps];    // in bytes
+  int tap_shifts[Numbers::most_joints * Numbers::joint_taps];  // in bytes
 };
 
-// The tile of a block. Consecutive blocks read the same x.
+// The tile of a block. Consecutive blocks read the same x, and write the outputs of all classes of a box.
 template <class C, class Numbers>
 struct GemmMmaItem {
   int64 n;
@@ -98,15 +104,15 @@ struct GemmMmaItem {
   int position_tile;
 
   __device__ __forceinline__ explicit GemmMmaItem(uint32 index) {
-    constexpr uint32 of_class = Numbers::channel_tiles * Numbers::position_tiles;
-    constexpr uint32 of_sample = GemmMmaGeometry<C, Numbers>::classes * of_class;
+    constexpr uint32 of_box = GemmMmaGeometry<C, Numbers>::classes * Numbers::channel_tiles;
+    constexpr uint32 of_sample = of_box * Numbers::position_tiles;
     const uint32 sample = index / of_sample;
     uint32 rest = index - sample * of_sample;
     n = sample;
-    class_index = static_cast<int>(rest / of_class);
-    rest -= static_cast<uint32>(class_index) * of_class;
-    position_tile = static_cast<int>(rest / Numbers::channel_tiles);
-    channel_tile = static_cast<int>(rest) - position_tile * Numbers::channel_tiles;
+    position_tile = static_cast<int>(rest / of_box);
+    rest -= static_cast<uint32>(position_tile) * of_box;
+    class_index = static_cast<int>(rest / Numbers::channel_tiles);
+    channel_tile = static_cast<int>(rest) - class_index * Numbers::channel_tiles;
   }
 };
 

@@ -12,7 +12,8 @@ struct GemmMmaMainloop {
   const GemmMmaBlock<C, Tail, Numbers> block;
   const Source source{block};
 
-  static constexpr int steps = Numbers::vectors / 2;  // products of a tap
+  static constexpr int joint_vectors = Numbers::joint_taps * Numbers::vectors;
+  static constexpr int steps = joint_vectors / 2;  // products of a joint
   static constexpr bool splits = Source::splits;
 
   // First entry of the window that the tile's i-th position reads.
@@ -25,31 +26,76 @@ struct GemmMmaMainloop {
            row * Numbers::box(2);
   }
 
-  static constexpr int of_tap = Numbers::parts * Numbers::vectors * Numbers::tile_rows;  // vectors
-  static constexpr int of_group = Numbers::group_taps * of_tap;
+  static constexpr int of_joint = Numbers::parts * joint_vectors * Numbers::tile_rows;  // vectors
+  static constexpr int of_group = Numbers::group_joints * of_joint;
 
-  // Starts the copies of a group of taps; `from` is the first vector of this thread.
-  __device__ __forceinline__ void send_weights(const uint4* from, int stage) const {
+  // The groups of joints of a tile, chunk after chunk. The last one of a chunk may be partial.
+  struct Groups {
+    const uint4* from;    // the first vector of this thread
+    const int of_chunk;   // vectors
+    int left = of_chunk;  // of the chunk
+
+    __device__ __forceinline__ int count() const {
+      return Numbers::partial_groups && left < of_group ? left : of_group;
+    }
+    __device__ __forceinline__ void advance() {
+      from += count();
+      if constexpr (Numbers::partial_groups) left = left > of_group ? left - of_group : of_chunk;
+    }
+  };
+
+  // Starts the copies of a group.
+  __device__ __forceinline__ void send_weights(const Groups& group, int stage) const {
+    const uint4* const from = group.from;
     const uint32 to = barrier::shared_address(&block.s.rings.weights[stage][0][0][0][0]) + block.thread * 16;
 #pragma unroll
     for (int i = 0; i < (of_group + Numbers::threads - 1) / Numbers::threads; ++i) {
-      if (of_group % Numbers::threads == 0 || i * Numbers::threads + block.thread < of_group)
+      if ((!Numbers::partial_groups && of_group % Numbers::threads == 0) ||
+          i * Numbers::threads + block.thread < group.count())
         mma::copy_vector(to + i * Numbers::threads * 16, from + i * Numbers::threads);
     }
   }
 
+  // Whether a lane has addresses of the second vector of a product.
+  __device__ __forceinline__ bool has_second() const { return block.lane / 8 % 2 != 0; }
+  // Where the vector of a lane in product `k` of a joint lies, from the first vector of the window: the shift
+  // of its tap, and the vector of the tap. The two of one tap are neighbours, which `places` counts.
+  __device__ __forceinline__ uint32 vector_of(int k, uint32 first_shift, uint32 second_shift) const {
+    constexpr int vectors = Numbers::vectors;
+    if constexpr (Numbers::joint_taps == 1) {
+      return first_shift + static_cast<uint32>(2 * k * Numbers::window_pitch * 16);
+    } else {
+      const auto at = [&](int slot) {
+        return (slot < vectors ? first_shift : second_shift) +
+               static_cast<uint32>(slot % vectors * Numbers::window_pitch * 16);
+      };
+      return has_second() ? at(2 * k + 1) : at(2 * k);
+    }
+  }
+
+  // The products of a joint, of one tap or two. `whole`: the second tap exists.
   __device__ __forceinline__ void multiply(GemmMmaSums<Numbers>& d, uint32 weights, uint32 x,
+                                           uint32 first_shift, uint32 second_shift, bool whole,
                                            const uint32 (&places)[Numbers::column_tiles / 2]) const {
-    constexpr uint32 weights_part = Numbers::vectors * Numbers::tile_rows * 16;
+    constexpr uint32 weights_part = joint_vectors * Numbers::tile_rows * 16;
     constexpr uint32 x_part = Numbers::vectors * Numbers::window_pitch * 16;
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
       uint32 b[Numbers::parts][Numbers::column_tiles / 2][4];
+      const uint32 own_x = x + vector_of(k, first_shift, second_shift);
 #pragma unroll
       for (int part = 0; part < Numbers::parts; ++part) {
 #pragma unroll
-        for (int j = 0; j < Numbers::column_tiles / 2; ++j)
-          mma::load_matrices(b[part][j], x + places[j] + part * x_part + k * 2 * Numbers::window_pitch * 16);
+        for (int j = 0; j < Numbers::column_tiles / 2; ++j) {
+          mma::load_matrices(b[part][j], own_x + places[j] + part * x_part);
+          if constexpr (Numbers::odd_taps) {
+            // What the tap of zeros would meet may be infinite.
+#pragma unroll
+            for (int word = 0; word < 4; ++word) {
+              if (2 * k + word % 2 >= Numbers::vectors && !whole) b[part][j][word] = 0;
+            }
+          }
+        }
       }
 #pragma unroll
       for (int i = 0; i < Numbers::row_tiles; ++i) {
@@ -96,21 +142,22 @@ struct GemmMmaMainloop {
                                            GemmMmaSums<Numbers>& sums) const {
     using Geometry = GemmMmaGeometry<C, Numbers>;
     const int taps = own.count[0] * own.count[1] * own.count[2];
-    const uint4* weights =
-        static_cast<const uint4*>(block.p.packed) +
-        (static_cast<int64>(group_of<C>(item.n) * Geometry::taps_before(Geometry::classes) +
-                            Geometry::taps_before(item.class_index)) *
-             Numbers::channel_tiles +
-         static_cast<int64>(item.channel_tile) * taps) *
-            (Numbers::chunks * of_tap) +
-        block.thread;
-    const int groups = taps / Numbers::group_taps;
+    const int joints = Geometry::joints(taps);
+    Groups weights{static_cast<const uint4*>(block.p.packed) +
+                       (static_cast<int64>(group_of<C>(item.n) * Geometry::joints_before(Geometry::classes) +
+                                           Geometry::joints_before(item.class_index)) *
+                            Numbers::channel_tiles +
+                        static_cast<int64>(item.channel_tile) * joints) *
+                           (Numbers::chunks * of_joint) +
+                       block.thread,
+                   joints * of_joint};
+    const int groups = (joints + Numbers::group_joints - 1) / Numbers::group_joints;
     const int all = groups * Numbers::chunks;
     constexpr int ahead = Numbers::stages - 1;
 #pragma unroll
     for (int i = 0; i < ahead; ++i) {
       if (i < all) send_weights(weights, i);
-      weights += of_group;
+      weights.advance();
       mma::commit();
     }
     const bool in_vectors = Source::vectors_fit && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
@@ -125,7 +172,7 @@ struct GemmMmaMainloop {
 #pragma unroll
     for (int j = 0; j < Numbers::column_tiles / 2; ++j) {
       places[j] = static_cast<uint32>(
-                      block.lane / 8 % 2 * Numbers::window_pitch +
+                      (Numbers::joint_taps == 1 && has_second() ? Numbers::window_pitch : 0) +
                       first_place(block.first_column + j * 16 + block.lane / 16 * 8 + block.lane % 8)) *
                   16;
     }
@@ -138,9 +185,8 @@ struct GemmMmaMainloop {
     GemmMmaSums<Numbers> partial;
     GemmMmaSums<Numbers>& d = splits ? partial : sums;
     constexpr int most_terms = 64;
-    constexpr int taps_together = most_terms / (Numbers::vectors * Numbers::of_vector) > 0
-                                      ? most_terms / (Numbers::vectors * Numbers::of_vector)
-                                      : 1;
+    constexpr int joint_terms = joint_vectors * Numbers::of_vector;
+    constexpr int joints_together = most_terms / joint_terms > 0 ? most_terms / joint_terms : 1;
     clear(sums);
     if constexpr (splits) clear(partial);
     int together = 0;
@@ -158,19 +204,24 @@ struct GemmMmaMainloop {
         __syncthreads();
         const int free = stage == 0 ? ahead : stage - 1;
         if (step + ahead < all) send_weights(weights, free);
-        weights += of_group;
+        weights.advance();
         mma::commit();
 #pragma unroll
-        for (int t = 0; t < Numbers::group_taps; ++t) {
+        for (int t = 0; t < Numbers::group_joints; ++t) {
+          const int joint = group * Numbers::group_joints + t;
           // A single batch of loads overlaps with the whole group.
           const int number = group * batches + t;
           const bool loads = t < batches && more && number < Source::rounds;
           if (loads) source.load(item, in_vectors, chunk + 1, number, x);
-          multiply(d, weights_begin + (stage * of_group + t * of_tap) * 16,
-                   window_begin + block.s.tap_shifts[group * Numbers::group_taps + t], places);
+          if (!Numbers::partial_groups || joint < joints) {
+            const int* shifts = block.s.tap_shifts + joint * Numbers::joint_taps;
+            multiply(d, weights_begin + (stage * of_group + t * of_joint) * 16, window_begin,
+                     static_cast<uint32>(shifts[0]), static_cast<uint32>(shifts[Numbers::joint_taps - 1]),
+                     joint * Numbers::joint_taps + Numbers::joint_taps <= taps, places);
+          }
           if (batches > 1 && loads) source.store(in_vectors, (chunk + 1) % 2, x, largest);
           if constexpr (splits) {
-            if (++together == taps_together) {
+            if (++together == joints_together) {
               add(sums, partial);
               clear(partial);
               together = 0;

@@ -1,7 +1,8 @@
 // Packs weights for the row "gemm_mma" where classes of a transposed convolution are tiles of their own:
 // vectors of 16 bytes,
-//   [group][class][channel tile][chunk of input channels][tap][part][vector][row of the tile]
-// and zeros where there is no channel. f32 weights are rounded to tf32, or split in two of it.
+//   [group][class][channel tile][chunk of input channels][joint][part][tap of the joint][vector][row of the
+//   tile]
+// and zeros where there is no channel or no tap. f32 weights are rounded to tf32, or split in two of it.
 #pragma once
 
 #include "gemm/mma/layout.cuh"
@@ -39,17 +40,20 @@ struct GemmMmaPack {
     const int channel = row / Geometry::row_classes;
     const ThinClass<C> own(Numbers::merges_classes ? row - channel * Geometry::row_classes : of_tiles);
     const int taps = own.count[0] * own.count[1] * own.count[2];
-    constexpr int of_step = Numbers::parts * Numbers::vectors * Numbers::tile_rows;
+    const int joints = Geometry::joints(taps);
+    constexpr int of_tap = Numbers::vectors * Numbers::tile_rows;
+    constexpr int of_part = Numbers::joint_taps * of_tap;
+    constexpr int of_joint = Numbers::parts * of_part;
     const int channel_tile = row / Numbers::tile_rows;
     const int chunk = vector / Numbers::vectors;
     uint4* to = static_cast<uint4*>(p.packed) +
-                (static_cast<int64>(group * Geometry::taps_before(Geometry::classes) +
-                                    Geometry::taps_before(of_tiles)) *
+                (static_cast<int64>(group * Geometry::joints_before(Geometry::classes) +
+                                    Geometry::joints_before(of_tiles)) *
                      Numbers::channel_tiles +
-                 static_cast<int64>(channel_tile) * taps) *
-                    (Numbers::chunks * of_step) +
-                static_cast<int64>(chunk) * taps * of_step + vector % Numbers::vectors * Numbers::tile_rows +
-                row % Numbers::tile_rows;
+                 static_cast<int64>(channel_tile) * joints) *
+                    (Numbers::chunks * of_joint) +
+                static_cast<int64>(chunk) * joints * of_joint +
+                vector % Numbers::vectors * Numbers::tile_rows + row % Numbers::tile_rows;
     bool finite = true;
     int t = 0;
     for (int m0 = 0; m0 < own.count[0]; ++m0) {
@@ -67,7 +71,8 @@ struct GemmMmaPack {
             value[k] = exists ? load_one<Weight>(p.weights, first_of(group, channel, c) + tap) : 0.0f;
             finite &= fabsf(value[k]) <= most_split;
           }
-          uint4* place = to + static_cast<int64>(t) * of_step;
+          uint4* place =
+              to + static_cast<int64>(t / Numbers::joint_taps) * of_joint + t % Numbers::joint_taps * of_tap;
           if constexpr (Weight::bytes == 2) {
             *place = {Weight::pack(value[0], value[1]), Weight::pack(value[2], value[3]),
                       Weight::pack(value[4], value[5]), Weight::pack(value[6], value[7])};
@@ -81,11 +86,16 @@ struct GemmMmaPack {
                 word[k] = __float_as_uint(rounded);
                 value[k] -= rounded;
               }
-              place[part * Numbers::vectors * Numbers::tile_rows] = {word[0], word[1], word[2], word[3]};
+              place[part * of_part] = {word[0], word[1], word[2], word[3]};
             }
           }
         }
       }
+    }
+    if (Numbers::odd_taps && taps % Numbers::joint_taps != 0) {
+#pragma unroll
+      for (int part = 0; part < Numbers::parts; ++part)
+        to[static_cast<int64>(joints - 1) * of_joint + part * of_part + of_tap] = uint4{0, 0, 0, 0};
     }
     if (!finite) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
   }

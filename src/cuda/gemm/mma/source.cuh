@@ -51,6 +51,8 @@ struct GemmMmaSource {
       const int place = interleaved ? turn * places_at_once + block.thread / Numbers::vectors
                                     : turn / Numbers::vectors * places_at_once + block.thread;
       if (turn >= turns || place >= window) continue;
+      // Threads that are left over where vectors do not divide them.
+      if (interleaved && block.thread / Numbers::vectors >= places_at_once) continue;
       x[k].to = vector * Numbers::window_pitch + place;
       const int offset = block.s.sources[place];
       const int channel = (chunk * Numbers::vectors + vector) * Numbers::of_vector;

@@ -1,7 +1,9 @@
 // Packs the weights of a wide convolution as mainloops read them: 16-bit elements,
 //   [group][channel tile][chunk of input channels][tap][part][8 input channels][output channel][8]
-// and zeros where there is no channel. f32 weights are scaled by a power of two for each output channel, so
-// that all fit in f16. Where they are split, the second part is the remainder of the first.
+// and zeros where there is no channel. Where `joint_taps` is 2, two taps are neighbours within a part, and
+// the last one may be of zeros: [tap / 2][part][tap % 2]. f32 weights are scaled by a power of two for each
+// output channel, so that all fit in f16. Where they are split, the second part is the remainder of the
+// first.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -108,13 +110,15 @@ struct GemmPack {
         if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
       }
     }
-    constexpr int eights = Numbers::chunks * taps * (Numbers::chunk_channels / 8);
+    constexpr int joints = (taps + Numbers::joint_taps - 1) / Numbers::joint_taps;
+    constexpr int padded_taps = joints * Numbers::joint_taps;
+    constexpr int eights = Numbers::chunks * padded_taps * (Numbers::chunk_channels / 8);
     for (int i = threadIdx.x; i < eights * channels; i += threads) {
       // Output channels run fastest, for the stores; then taps.
       const int own = i % channels;
       const int o = first + own;
-      const int tap = i / channels % taps;
-      const int eight = i / channels / taps;  // of all input channels
+      const int tap = i / channels % padded_taps;
+      const int eight = i / channels / padded_taps;  // of all input channels
       float factor = scale[0];
 #pragma unroll
       for (int k = 1; k < channels; ++k) factor = own == k ? scale[k] : factor;
@@ -122,16 +126,20 @@ struct GemmPack {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = eight * 8 + k;
-        value[k] = Rows::exists(o) && c < C::in_channels ? weight(o, own, c * taps + tap) * factor : 0.0f;
+        const bool exists = Rows::exists(o) && c < C::in_channels && tap < taps;
+        value[k] = exists ? weight(o, own, c * taps + tap) * factor : 0.0f;
       }
       constexpr int eights_of_chunk = Numbers::chunk_channels / 8;
-      const int64 of_tap =
+      const int64 of_joint =
           (static_cast<int64>(o / Numbers::tile_channels) * Numbers::chunks + eight / eights_of_chunk) *
-              taps +
-          tap;
+              joints +
+          tap / Numbers::joint_taps;
 #pragma unroll
       for (int part = 0; part < Numbers::parts; ++part) {
-        const int64 place = (of_tap * Numbers::parts + part) * eights_of_chunk + eight % eights_of_chunk;
+        const int64 place =
+            ((of_joint * Numbers::parts + part) * Numbers::joint_taps + tap % Numbers::joint_taps) *
+                eights_of_chunk +
+            eight % eights_of_chunk;
         uint32 word[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {

@@ -39,8 +39,10 @@ class TailBackward final : public TailGradientKernel {
     const double tile_bytes =
         static_cast<double>(shape.elements().value() * byte_size(problem.forward.input.dtype)) /
         std::max(1.0, tiles);
-    const double rounds = std::ceil(passes * tiles / (gpu.multiprocessors * numbers.blocks_wanted));
-    return launch + std::max(memory, rounds * (of_ticket + of_byte * tile_bytes));
+    const bool alone = numbers.tiles_of_unit == 1;  // both passes are one ticket
+    const double rounds =
+        std::ceil((alone ? 1 : passes) * tiles / (gpu.multiprocessors * numbers.blocks_wanted));
+    return launch + std::max(memory, rounds * (of_ticket + (alone ? passes : 1) * of_byte * tile_bytes));
   }
 
   explicit TailBackward(const BackwardProblem& problem)
@@ -102,10 +104,11 @@ class TailBackward final : public TailGradientKernel {
 
   // The work in tickets; blocks take one after the other.
   Number tickets() const {
+    const int64_t third = work_.third ? divide_up(shape_.channels, reduced_channels) : 0;
+    if (numbers_.tiles_of_unit == 1) return numbers_.units(shape_.batch) + third;
     const Number tiles = numbers_.wave_units * numbers_.tiles_of_unit;
     const Number first = when(work_.first, tiles);
     const Number second = when(work_.second, tiles);
-    const int64_t third = work_.third ? divide_up(shape_.channels, reduced_channels) : 0;
     return first + numbers_.waves(shape_.batch) * (first + second) + third;
   }
 

@@ -10,7 +10,7 @@
 // The stored mean is rounded, and the mean of xhat says by how much: sums of dz xhat are moved by it. Where
 // the mean is a hundred deviations from zero, gradients of weights are twenty times as exact.
 // Without a norm everything is pass 2 and the whole chain the after-chain. Tickets and waves as in
-// tail/streamed.cuh.
+// tail/streamed.cuh; a unit of one tile is one ticket.
 #pragma once
 
 #include "tail/backward/parameters.cuh"
@@ -219,13 +219,16 @@ struct TailBackward {
 
   __device__ __forceinline__ void finish_slabs(int64 unit) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::group_channels * Tail::spatial);
-    constexpr int team = Walk::slabs_of_unit == 1 ? Numbers::threads : 32;
+    constexpr int team =
+        Walk::slabs_of_unit == 1 ? Numbers::threads : lanes_for(static_cast<int>(Tail::group_channels));
     const int lane = threadIdx.x % team;
     __syncthreads();
-    for (int s = threadIdx.x / team; s < Walk::slabs_of_unit; s += Numbers::threads / team) {
-      const int64 slab = unit * Walk::slabs_of_unit + s;
+    for (int first = 0; first < Walk::slabs_of_unit; first += Numbers::threads / team) {
+      const int s = first + threadIdx.x / team;
+      const bool in_range = s < Walk::slabs_of_unit;
+      const int64 slab = unit * Walk::slabs_of_unit + (in_range ? s : 0);
       float sum[3] = {0.0f, 0.0f, 0.0f};
-      for (int c = lane; c < Tail::group_channels; c += team) {
+      for (int c = lane; in_range && c < Tail::group_channels; c += team) {
         const int64 row_index = slab * Tail::group_channels + c;
         const float gamma = Tail::weight(p, static_cast<int>(row_index % Tail::channels));
         const float* totals = p.totals + row_index * row_totals;
@@ -233,20 +236,20 @@ struct TailBackward {
         sum[1] = fmaf(gamma, load_shared_by_blocks(totals + 1), sum[1]);
         sum[2] += load_shared_by_blocks(totals + total_sums);
       }
-      if constexpr (team == 32) {
+      if constexpr (team <= 32) {
 #pragma unroll
-        for (float& value : sum) value = lanes_sum<32>(value);
+        for (float& value : sum) value = lanes_sum<team>(value);
       } else {
         block_sum<Numbers::threads>(sum, scratch);
       }
       const float shift = sum[2] * per_element;
       const float mean = sum[0] * per_element;
       const float product = fmaf(-shift, mean, sum[1] * per_element);
-      if (lane == 0) {
+      if (in_range && lane == 0) {
         p.slab_sums[2 * slab] = fmaf(-shift, product, mean);
         p.slab_sums[2 * slab + 1] = product;
       }
-      for (int c = lane; c < Tail::group_channels; c += team) {
+      for (int c = lane; in_range && c < Tail::group_channels; c += team) {
         float* totals = p.totals + (slab * Tail::group_channels + c) * row_totals;
         totals[1] = fmaf(-shift, load_shared_by_blocks(totals), load_shared_by_blocks(totals + 1));
       }
@@ -317,12 +320,22 @@ struct TailBackward {
     if (threadIdx.x == 0) count_up(p.control + 1);
   }
 
+  // The sums of pass 1, when all tiles of a unit have theirs.
+  __device__ __forceinline__ void finish_first(int64 unit) const {
+    finish_rows<first_parts>(unit, p.parts, [](int i) { return i < first_sums ? i : total_sums; });
+    finish_slabs(unit);
+  }
+  // The sums of pass 2.
+  __device__ __forceinline__ void finish_second(int64 unit) const {
+    finish_rows<second_sums>(unit, p.sums, [](int i) { return first_sums + i; });
+    arrive_finished();
+  }
+
   __device__ __forceinline__ void first(int64 unit, int tile, uint32* counters) const {
     Pass<false> pass{p, scratch};
     Walk::run(p, unit, tile, pass);
     if (arrives_last(counters, tiles)) {
-      finish_rows<first_parts>(unit, p.parts, [](int i) { return i < first_sums ? i : total_sums; });
-      finish_slabs(unit);
+      finish_first(unit);
       publish(counters + 2, 1u);
       if constexpr (second_sums == 0) arrive_finished();
     }
@@ -336,9 +349,28 @@ struct TailBackward {
     Pass<true> pass{p, scratch};
     Walk::run(p, unit, tile, pass);
     if constexpr (second_sums > 0) {
-      if (arrives_last(counters + 1, tiles)) {
-        finish_rows<second_sums>(unit, p.sums, [](int i) { return first_sums + i; });
-        arrive_finished();
+      if (arrives_last(counters + 1, tiles)) finish_second(unit);
+    }
+  }
+
+  // A unit is one tile: a block has it to itself, and both passes are one ticket.
+  static constexpr bool alone = tiles == 1;
+
+  __device__ __forceinline__ void run_alone(int64 unit) const {
+    if constexpr (first_tiles > 0) {
+      Pass<false> pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      __syncthreads();
+      finish_first(unit);
+      if constexpr (second_sums == 0) arrive_finished();
+      __syncthreads();
+    }
+    if constexpr (second_tiles > 0) {
+      Pass<true> pass{p, scratch};
+      Walk::run(p, unit, 0, pass);
+      if constexpr (second_sums > 0) {
+        __syncthreads();
+        finish_second(unit);
       }
     }
   }
@@ -346,18 +378,22 @@ struct TailBackward {
   __device__ __forceinline__ void run() const {
     using Items = Schedule<first_tiles, second_tiles>;
     const int64 units = Walk::units(p.batch);
-    const int64 tickets = Items::tickets(units, p.wave_units);
+    const int64 tickets = alone ? units : Items::tickets(units, p.wave_units);
     Tickets own(p.control);
     int64 ticket = own.take();
 #pragma unroll 1
     for (; ticket < tickets; ticket = own.take()) {
-      const Items item(ticket, p.wave_units);
-      if (item.unit >= units) continue;
-      uint32* counters = p.control + 4 + item.unit * 4;
-      if (item.is_first) {
-        if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
+      if constexpr (alone) {
+        run_alone(ticket);
       } else {
-        if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
+        const Items item(ticket, p.wave_units);
+        if (item.unit >= units) continue;
+        uint32* counters = p.control + 4 + item.unit * 4;
+        if (item.is_first) {
+          if constexpr (first_tiles > 0) first(item.unit, item.tile, counters);
+        } else {
+          if constexpr (second_tiles > 0) second(item.unit, item.tile, counters);
+        }
       }
     }
     if constexpr (third_items > 0) {

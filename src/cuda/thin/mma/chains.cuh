@@ -37,16 +37,17 @@ struct ThinMma<C, Tail, Numbers, P>::Chains {
   // with at most a quarter (an eighth where operands are split) have two, up to 0.3 (0.2). Others have four,
   // up to 1. Errors are at most 1e-7, and 3e-7 of the swish; 7e-7 with two terms up to 0.3.
   // 16 bits: tanh.approx is off by 2^-11 of its value, so that a swish is off by at most x^2 2^-13. Rounding
-  // to the output's type takes more where |x| is at most 1 (f16) or 2.5 (bf16). bf16 has one term up to 0.3
-  // for classes with few taps: off by 3.2e-4 of the swish, a sixth of what rounding takes. Strict numerics
-  // use the forms of f32.
+  // to the output's type takes more where |x| is at most 1 (f16) or 2.5 (bf16). Classes with few taps have
+  // one term: with at most a quarter of the most taps in bf16, up to 0.3 and off by 3.2e-4 of the swish (a
+  // sixth of what rounding takes); with at most an eighth in f16, up to 0.2 and off by 9.3e-5 (two fifths).
+  // Strict numerics use the forms of f32.
   static constexpr bool narrows = Numbers::begins_with_swish;
   static constexpr bool takes_tanh = Output::bytes == 2 && !Numbers::strict;
   static constexpr int most_terms = 4;
   static constexpr __device__ int swish_terms(int rz, int ry, int rx) {
     const int taps = Terms::taps(rz, ry, rx);
     if (taps == 0 || taps * 2 > Terms::most_taps()) return 4;
-    if (takes_tanh) return is_same<Output, bf16> && taps * 4 <= Terms::most_taps() ? 1 : 4;
+    if (takes_tanh) return taps * (is_same<Output, bf16> ? 4 : 8) <= Terms::most_taps() ? 1 : 4;
     return taps * (splits ? 8 : 4) > Terms::most_taps() ? 3 : 2;
   }
   static constexpr __device__ bool has_swish_terms(int terms) {
@@ -58,14 +59,16 @@ struct ThinMma<C, Tail, Numbers, P>::Chains {
   // The largest |x| for so many terms.
   static constexpr __device__ float most_narrow(int terms) {
     if (terms == 4) return takes_tanh && is_same<Output, bf16> ? 2.5f : 1.0f;
+    if (terms == 1) return is_same<Output, bf16> ? 0.3f : 0.2f;
     return terms == 3 ? 0.6f : splits && terms == 2 ? 0.2f : 0.3f;
   }
   static constexpr float most_wide = Numbers::pairs ? 1e5f : 1e30f;
 
+  static constexpr float one_term = is_same<Output, bf16> ? 0.9943f : 0.9975f;
   template <int terms>
   static __device__ __forceinline__ float narrow_swish(float h) {
     if constexpr (terms == 1) {
-      return fmaf(h * 0.9943f, h, h);
+      return fmaf(h * one_term, h, h);
     } else if constexpr (takes_tanh) {
       float tanh_h;
       asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
@@ -120,6 +123,9 @@ struct ThinMma<C, Tail, Numbers, P>::Chains {
       const float of_a = wide_sigmoid(a), of_b = wide_sigmoid(b);
       a = fmaf(a, of_a, -pivot);
       b = fmaf(b, of_b, -pivot);
+    } else if constexpr (Numbers::pairs && Numbers::swish_alone && terms == 1) {
+      a = fmaf(a, fmaf(a, one_term, 1.0f), -pivot);
+      b = fmaf(b, fmaf(b, one_term, 1.0f), -pivot);
     } else {
       before<way, terms>(a, b, own);
       a = distance_from(a, pivot);

@@ -3,6 +3,7 @@
     python3 scripts/gpu_bench.py [--seconds 440] [--only tail,block] [--filter PATTERN]
     python3 scripts/gpu_bench.py --compile FOLDER     only the rivals' compilers
     python3 scripts/gpu_bench.py --compiled FOLDER    the rest, later
+    python3 scripts/gpu_bench.py --left-out           what the recorded run had no time for, added to it
 
 Tails, their gradients, whole blocks and training steps of the four workloads of examples/, a sweep of thin
 convolutions, layers of real models and convolutions in groups, by onepass, by eager PyTorch, by torch.compile
@@ -372,12 +373,18 @@ def main() -> None:
     parser.add_argument("--filter", default="", help="a regular expression of cases, the same")
     parser.add_argument("--compile", help="a folder: only the rivals compile, into it")
     parser.add_argument("--compiled", help="a folder that they have compiled into")
+    parser.add_argument("--left-out", action="store_true", help="of the recorded run of the same plans")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("bench-gpu: PyTorch sees no GPU")
     end = BEGIN + arguments.seconds
     only = set(arguments.only.split(",")) if arguments.only else {*MEASURES, "overhead", "first_calls"}
     wanted = [case for case in cases() if case.group in only and re.search(arguments.filter, case.text())]
+    # By processes of their own: compilers are forked before the GPU is touched.
+    device = {} if arguments.compile else gpu_results.describe_device()
+    recorded = recorded_run(device) if arguments.left_out else {}
+    if arguments.left_out:
+        wanted, only = left_out_cases(wanted, recorded), set()
     LOG.parent.mkdir(parents=True, exist_ok=True)
     os.makedirs(os.environ["TORCHINDUCTOR_CACHE_DIR"], exist_ok=True)
     rivals = Rivals()
@@ -388,27 +395,58 @@ def main() -> None:
         return
     if not onepass.available():
         sys.exit(f"bench-gpu: {onepass.unavailable_reason()}")
-    device = gpu_results.describe_device()
     print(device["description"], flush=True)
     gc.freeze()  # what was imported: looking through it takes longer than many a measurement
-    run(wanted, rivals, only, device, end, written=not arguments.only and not arguments.filter)
+    written = not arguments.only and not arguments.filter
+    run(wanted, rivals, only, device, end, recorded, written)
+
+
+LEFT_OUT = ", then --left-out"  # of the command of a run that another one has completed
+
+
+def recorded_run(device: dict[str, str]) -> Json:
+    """The run that --left-out completes."""
+    recorded: Json = gpu_results.read(device, "benchmarks")
+    if not recorded or not gpu_results.belongs_to(recorded, device, "benchmarks"):
+        sys.exit("bench-gpu: --left-out needs a recorded run of the same plans")
+    return recorded
+
+
+def left_out_cases(all_cases: list[Case], recorded: Json) -> list[Case]:
+    """Those that a run has not measured, or not against each rival."""
+    left_out = recorded["left_out"]
+    return [
+        case
+        for case in all_cases
+        if any(text == case.text() or text.startswith(f"{case.text()} against ") for text in left_out)
+    ]
 
 
 def run(
-    wanted: list[Case], rivals: Rivals, only: set[str], device: dict[str, str], end: float, written: bool
+    wanted: list[Case],
+    rivals: Rivals,
+    only: set[str],
+    device: dict[str, str],
+    end: float,
+    before: Json,
+    written: bool,
 ) -> None:
-    """Measures, judges, writes."""
-    parts: Json = {"overhead_seconds": {}, "first_calls": {}, "launches": {}}
+    """Measures, judges, writes. What `before` has of other cases stays."""
+    parts: Json = {key: before.get(key, {}) for key in ("overhead_seconds", "first_calls", "launches")}
+    texts = {case.text() for case in wanted}
+    kept = [entry for entry in before.get("entries", []) if case_of(entry).text() not in texts]
+    command = "scripts/gpu_bench.py --compile, then --compiled" if "--compiled" in sys.argv else "make bench-gpu"
+    if before:
+        command = before["command"].removesuffix(LEFT_OUT) + LEFT_OUT
 
-    def content(entries: list[Json], left_out: list[str]) -> Json:
+    def content(measured_now: list[Json], left_out: list[str]) -> Json:
+        entries = kept + measured_now
         return {
             "passed": all(entry["passed"] for entry in entries) and bool(entries),
-            "seconds": round(time.monotonic() - BEGIN, 1),
+            "seconds": round(before.get("seconds", 0) + time.monotonic() - BEGIN, 1),
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
-            "command": "scripts/gpu_bench.py --compile, then --compiled"
-            if "--compiled" in sys.argv
-            else "make bench-gpu",
+            "command": command,
             "targets": targets(entries, parts["overhead_seconds"], parts["first_calls"], parts["launches"]),
             "entries": entries,
             **parts,

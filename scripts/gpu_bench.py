@@ -435,7 +435,9 @@ def run(
     parts: Json = {key: before.get(key, {}) for key in ("overhead_seconds", "first_calls", "launches")}
     texts = {case.text() for case in wanted}
     kept = [entry for entry in before.get("entries", []) if case_of(entry).text() not in texts]
-    command = "scripts/gpu_bench.py --compile, then --compiled" if "--compiled" in sys.argv else "make bench-gpu"
+    command = "make bench-gpu"
+    if "--compiled" in sys.argv:
+        command = "scripts/gpu_bench.py --compile, then --compiled"
     if before:
         command = before["command"].removesuffix(LEFT_OUT) + LEFT_OUT
 

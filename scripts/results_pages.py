@@ -103,6 +103,11 @@ def comparisons(entries: list[dict], group: str, dtype: str) -> dict[str, dict]:
     return found
 
 
+def lacks_rivals(benchmarks: dict, group: str, name: str, dtype: str) -> bool:
+    """Whether the run had no time for some way of PyTorch: the best one is unknown then."""
+    return any(text.startswith(f"{group} {name} {dtype} ") for text in benchmarks["left_out"])
+
+
 def sweeps(entries: list[dict]) -> list[tuple[str, str, list[float]]]:
     """For each sweep and type: how many times as fast as the best rival each of its blocks is."""
     ratios: dict = {}
@@ -120,15 +125,17 @@ def readme_lines(found: list[dict]) -> list[str]:
     for result in gpus(found):
         benchmarks = result["benchmarks"]
         columns = [comparisons(benchmarks["entries"], *kind) for kind in kinds]
+
+        def cell(kind: tuple[str, str], name: str, own: dict, benchmarks: dict = benchmarks) -> str:
+            eager, best = (f"{own[way] / own['onepass']:.1f}" for way in ("eager", "best"))
+            return f"{eager} / {'–' if lacks_rivals(benchmarks, kind[0], name, kind[1]) else best}"
+
         words = {"block": "forward", "training": "training step"}
         head = [result["device"]["name"], *(f"{words[g]}, {d}" for g, d in kinds)]
         rows = [
             [
                 f"**{name}**",
-                *(
-                    " / ".join(f"{c[name][way] / c[name]['onepass']:.1f}" for way in ("eager", "best"))
-                    for c in columns
-                ),
+                *(cell(kind, name, c[name]) for kind, c in zip(kinds, columns, strict=True)),
             ]
             for name in columns[0]
         ]
@@ -136,6 +143,7 @@ def readme_lines(found: list[dict]) -> list[str]:
         lines.append(
             "Times as fast as eager / as the best PyTorch: the fastest way measured, of eager and "
             "`torch.compile` in both memory formats and, for some, `max-autotune`."
+            + (" –: not all of these were measured." if any("–" in "".join(row) for row in rows) else "")
         )
         head = ["times as fast as the best rival*", "blocks", "geometric mean", "worst", "best"]
         rows = [

@@ -101,6 +101,20 @@ TEST(TailBackward, AgreesWithTheReferenceOnLargeTails) {
   for (const char* const text : large_tails) check(tail(text), Distribution::normal, seed++, executor);
 }
 
+// Fewer channels than a vector has lanes: rows of channels last are folded.
+TEST(TailBackward, AgreesWithTheReferenceOnFewChannels) {
+  ThreadExecutor executor(thread_count);
+  uint64_t seed = 7000;
+  for (const char* const text : {
+           "prelu(per=channel) | group_norm(1) | channel_mul | residual_add | tanh @ 2x2x231x117 nhwc",
+           "residual_add | group_norm(5) | prelu(per=channel) | channel_add(per=sample) @ 3x5x29x397 nhwc",
+           "swish | group_norm(7) | channel_mul | mean @ 1x7x111x131 bf16 nhwc",
+           "channel_add | group_norm(4) | gelu @ 2x12x165x49 nhwc",
+       }) {
+    check(tail(text), Distribution::normal, seed++, executor);
+  }
+}
+
 TEST(TailBackward, AgreesWithTheReferenceOnHardData) {
   ThreadExecutor executor(thread_count);
   uint64_t seed = 3000;

@@ -44,6 +44,12 @@ constexpr const char* small_slabs[] = {
     "prelu(per=channel) | group_norm(3) | channel_add | tanh @ 2x12x67",
     "group_norm(66,affine=false) | leaky_relu @ 2x66x23x11",
     "relu | group_norm(8) | residual_add | relu6 @ 1x128x17x23",
+    // Fewer channels than a vector has lanes: rows of channels last are folded, with pixels left over.
+    "prelu(per=channel) | group_norm(1) | channel_mul | residual_add | tanh @ 3x2x31x17",
+    "residual_add | group_norm(5) | prelu(per=channel) | channel_add(per=sample) @ 2x5x397",
+    "swish | group_norm(7) | channel_mul | mean @ 2x7x11x31",
+    "instance_norm(affine=true) | softplus @ 4x8x13x17",
+    "channel_add | group_norm(13) | gelu @ 2x13x265",
 };
 
 std::vector<std::string> problems() {

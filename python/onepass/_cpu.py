@@ -35,11 +35,20 @@ _ARM = {
     "bf16": {"wide": 100e9, "thin": 35e9, "tap": 48e9},
 }
 _X86 = {
-    "f32": {"wide": 100e9, "tap": 100e9},
     "f16": {"wide": 100e9, "thin": 50e9, "tap": 100e9},
     "bf16": {"wide": 200e9, "thin": 50e9, "tap": 150e9},
 }
 _WIDE = 48
+# f32 on x86, PyTorch 2.11 (oneDNN), one core of a Xeon with AVX-512, fitted to 219 drawn convolutions without
+# groups, none transposed: typically off by 1.46. Operations count channels that fill vectors, elements are
+# those of input and output. With it 219 drawn blocks ran 1.51 times as fast as PyTorch's best layout, without
+# PyTorch's convolution 1.45.
+_X86_FLOPS, _X86_TAP_FLOPS = 180e9, 233e9
+_X86_CONTIGUOUS_ELEMENT, _X86_ELEMENT, _X86_WEIGHT, _X86_CALL = 0.55e-9, 0.29e-9, 4.4e-9, 28e-6
+_X86_LANES = 16
+# With gradients the library is predicted by its forward pass alone. Kernels of one tap and eight channels and
+# more are PyTorch's from this share of its time on: 1.40 times PyTorch's steps instead of 1.36.
+_X86_STEP_SHARE, _X86_STEP_CHANNELS = 0.8, 8
 # PyTorch reorders the weights in each call: 0.9 to 1.4 ns a weight on Neoverse V1.
 _REORDERED = 1e-9
 # With gradients PyTorch's convolution is faster for kernels of one tap and samples of many pixels alone.
@@ -76,19 +85,24 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
     conv, mode = description.conv, _MODES.get(dtype)
     if conv is None or mode is None or not description.tail or 0 in sizes:
         return False
-    layout = "nchw" if format_of(sizes, strides) == torch.contiguous_format else "nhwc"
-    rate = _rate(conv, mode)
-    if rate is None or len(sizes) != conv.rank + 2:
+    if len(sizes) != conv.rank + 2:
         return False
+    contiguous = format_of(sizes, strides) == torch.contiguous_format
     convolved = description.conv_output_shape(sizes)
-    many = math.prod(convolved[2:]) >= _MANY_PIXELS
-    if conv.groups == 1 and mode == "f32" and not many:
+    modelled = mode == "f32" and on_core(False, True)
+    seconds = _x86_seconds(conv, sizes, convolved, contiguous) if modelled else _seconds(conv, mode, sizes)
+    if seconds is None:
         return False
-    if gradients:
-        pointwise = conv.groups == 1 and max(conv.kernel) == 1 and max(conv.stride) == 1
-        wide = min(conv.in_channels, conv.out_channels) >= _WIDE
-        return pointwise and wide and mode == "f32"
-    how = (mode, layout, "cpu", threads)
+    share = 1 / _MARGIN
+    if modelled:
+        if gradients and not _is_pointwise(conv, _X86_STEP_CHANNELS):
+            return False
+        share = _X86_STEP_SHARE if gradients else 1.0
+    elif mode == "f32" and math.prod(convolved[2:]) < _MANY_PIXELS:
+        return False
+    elif gradients:
+        return mode == "f32" and _is_pointwise(conv, _WIDE)
+    how = (mode, "nchw" if contiguous else "nhwc", "cpu", threads)
     predicted = torch.ops.onepass.predicted_seconds
     try:
         with _disable_current_modes():  # those of a tracer at work
@@ -96,15 +110,48 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
             tail = predicted(description.tail, convolved, *how)
     except (ValueError, RuntimeError):  # sizes that the block does not take: the operator says so
         return False
-    whole += CALL
-    convolution = 2 * conv.multiply_adds(sizes) / rate + _REORDERED * conv.weights
-    return 2 * CALL + convolution / threads + tail < whole * _MARGIN
+    return share * (2 * CALL + seconds / threads + tail) < whole + CALL
+
+
+def _is_pointwise(conv: Conv, channels: int) -> bool:
+    """Whether it has one tap, and so many channels on both sides."""
+    one_tap = max(conv.kernel) == 1 and max(conv.stride) == 1
+    return one_tap and min(conv.in_channels, conv.out_channels) >= channels
+
+
+def _x86_seconds(
+    conv: Conv, sizes: tuple[int, ...], convolved: tuple[int, ...], contiguous: bool
+) -> float | None:
+    """Of PyTorch's convolution in f32 on one core; None where its rates vary too much."""
+    if conv.transposed or conv.groups > 1:
+        return None
+    one_tap = max(conv.kernel) == 1
+    inputs = conv.in_channels if conv.in_channels < 4 else _whole(conv.in_channels)
+    padding = inputs / conv.in_channels * _whole(conv.out_channels) / conv.out_channels
+    element = _X86_CONTIGUOUS_ELEMENT if contiguous or conv.rank == 1 else _X86_ELEMENT
+    products = 2 * conv.multiply_adds(sizes) * padding / (_X86_TAP_FLOPS if one_tap else _X86_FLOPS)
+    return (
+        products
+        + (math.prod(sizes) + math.prod(convolved)) * element
+        + conv.weights * _X86_WEIGHT
+        + _X86_CALL
+    )
+
+
+def _whole(channels: int) -> int:
+    """Of vectors."""
+    return -(-channels // _X86_LANES) * _X86_LANES
+
+
+def _seconds(conv: Conv, mode: str, sizes: tuple[int, ...]) -> float | None:
+    """Of PyTorch's convolution on one core; None where its rates vary too much."""
+    rate = _rate(conv, mode)
+    return None if rate is None else 2 * conv.multiply_adds(sizes) / rate + _REORDERED * conv.weights
 
 
 def _rate(conv: Conv, mode: str) -> float | None:
-    """Operations a second of PyTorch's convolution on one core.
-
-    None where PyTorch's rates vary too much: volumes, transposed, grouped and thin f32 convolutions.
+    """Operations a second. None where they vary too much: volumes, transposed, grouped and thin f32
+    convolutions.
     """
     if conv.rank == 3 or conv.transposed or conv.groups > 1:
         return None
@@ -114,30 +161,40 @@ def _rate(conv: Conv, mode: str) -> float | None:
     return rates.get(kind)
 
 
-# PyTorch's norms of f32 with channels last, from so many pixels on, read rows as they lie: 0.44 to 0.6 ns an
-# element forward, where the library takes 0.5 to 0.67 with many channels. Their steps take 1.1 to 1.7 ns with
-# eight channels a slab and more, the library's 1.6 to 1.9 with many channels; with fewer a slab 2.5 to 73.
-# Below they take 0.6 to 9 ns forward, the library 0.5 to 0.8. Contiguous ones take 0.64 to 3.3, the library
-# 0.35 to 1.3; steps 1.5 to 10 and 1.15 to 3.2. Neoverse V1, one thread, PyTorch 2.11.
+# Arm: PyTorch's norms of f32 with channels last, from so many pixels on, read rows as they lie: 0.44 to 0.6
+# ns an element forward, where the library takes 0.5 to 0.67 with many channels. Their steps take 1.1 to 1.7
+# ns with eight channels a slab and more, the library's 1.6 to 1.9 with many channels; with fewer a slab 2.5
+# to 73. Below they take 0.6 to 9 ns forward, the library 0.5 to 0.8. Contiguous ones take 0.64 to 3.3, the
+# library 0.35 to 1.3; steps 1.5 to 10 and 1.15 to 3.2. Neoverse V1, one thread, PyTorch 2.11.
 _ROW_PIXELS, _ROW_CHANNELS = 1024, 128
 _ROW_STEP_PIXELS, _ROW_STEP_CHANNELS, _ROW_STEP_WIDTH = 2048, 64, 8
+# x86: contiguous ones take 0.25 to 0.6 ns, the library 0.3 to 0.5; with fewer pixels a channel 0.5 to 1.4 and
+# 0.3 to 0.6, steps 1.2 to 5.7 and 1.0 to 2.6. With channels last they take 0.24 to 0.65 ns with wide slabs,
+# where the library takes 0.3 to 0.5; else 0.4 to 33, their steps up to 80, where it takes 0.25 to 0.6 and 0.9
+# to 1.5.
+# Xeon with AVX-512, one thread, PyTorch 2.11, 56 drawn norms.
+_X86_PIXELS, _X86_WIDTH = 64, 32
 
 
 @functools.lru_cache(maxsize=4096)
 def takes_norm(block: str, input: Geometry, gradients: bool) -> bool:
     """Whether a norm alone is predicted to be faster here than PyTorch's in the same layout.
 
-    `gradients`: whether any are wanted. On x86 nothing was measured: PyTorch keeps it.
+    `gradients`: whether any are wanted.
     """
     sizes, strides, _, _ = input
-    if not on_core(True, False) or 0 in sizes:
+    if 0 in sizes:
         return False
     channels, pixels = sizes[1], math.prod(sizes[2:])
-    if format_of(sizes, strides) == torch.contiguous_format:
+    norm = next(stage for stage in describe(block).stages if isinstance(stage, Norm))
+    width = channels // norm.group_count(channels)
+    contiguous = format_of(sizes, strides) == torch.contiguous_format
+    if on_core(False, True):
+        return pixels < _X86_PIXELS if contiguous else width < _X86_WIDTH
+    if contiguous:
         return True
     if not gradients:
         return pixels < _ROW_PIXELS or channels < _ROW_CHANNELS
     if pixels < _ROW_STEP_PIXELS or channels < _ROW_STEP_CHANNELS:
         return True
-    norm = next(stage for stage in describe(block).stages if isinstance(stage, Norm))
-    return channels // norm.group_count(channels) < _ROW_STEP_WIDTH
+    return width < _ROW_STEP_WIDTH

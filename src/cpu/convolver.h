@@ -109,7 +109,7 @@ class Convolver : public Uncopied {
   // Input elements that the tasks stage, for the cost: once for each block and for the segments of a task.
   virtual double staged_elements() const = 0;
   // Segments that one thread would have, for the cost: threads must not change which row is chosen.
-  virtual int64_t segments_of_one_thread() const { return static_cast<int64_t>(segments().size()); }
+  virtual const std::vector<Segment>& segments_of_one_thread() const { return segments(); }
   // Whether nothing is staged.
   virtual bool in_place() const = 0;
   virtual std::string describe() const = 0;

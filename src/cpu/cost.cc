@@ -26,19 +26,23 @@ struct Rates {
   double turn_ns;             // per element: a panel's change of orientation
   double pack_ns;             // per weight
   double bytes_per_second;
+  // Shares of the tiles' rates: convolutions by pointers of the channel tile's, planes of the pixel tile's.
+  double pointer_share;
+  double plane_share;
 };
 
 constexpr Rates rates[] = {
     // Neoverse-V1, 2.6 GHz: tiles 64 and 52 GFLOP/s of a peak of 83, swish 0.8 ns, one core writes about 20
     // GB/s.
-    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9},
-    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9},
+    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1},
+    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1},
     // Xeon with AVX-512, peak 165 to 180 GFLOP/s. Eight convolutions of 2 to 64 channels: channel tiles run
     // at 78 to 125 GFLOP/s, pixel tiles at 49 to 79. On AVX2 they run at 35 to 68 and 33 to 48. Turning
     // panels takes 0.3 to 1.3 ns an element on AVX-512, 0.2 to 0.7 on AVX2; swish 0.3 and 0.4, gelu 0.5 and
-    // 0.65. One core writes 8 GB/s.
-    {"avx3", 100e9, 65e9, 0.14, 0.30, 0.10, 0.50, 0.7, 12e9},
-    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9},
+    // 0.65. The last two shares and the rate of memory: another Xeon, peak 243 GFLOP/s, 116 drawn blocks on
+    // every row, 2026-11-18.
+    {"avx3", 100e9, 72e9, 0.14, 0.30, 0.10, 0.50, 0.7, 20e9, 1.4, 1.5},
+    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9, 1.12, 1},
 };
 
 const Rates& rates_of(const Isa& isa) {
@@ -129,7 +133,7 @@ double grouped_seconds(const Rates& rate, const GroupConvolution& convolution) {
 double plane_seconds(const Rates& rate, const PlaneConvolution& convolution) {
   const auto tile =
       static_cast<double>(std::min<int64_t>(max_pixel_tile_channels, convolution.max_segment_channels()));
-  const double share = convolution.has_one_chunk() ? 1.4 : 0.75;
+  const double share = rate.plane_share * (convolution.has_one_chunk() ? 1.4 : 0.75);
   const double flops = share * rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
   return 2 * convolution.padded_multiply_adds() / flops +
          convolution.staged_elements() * 0.5 * rate.move_ns * 1e-9 +
@@ -139,7 +143,8 @@ double plane_seconds(const Rates& rate, const PlaneConvolution& convolution) {
 
 // Convolutions by pointers to positions. Inputs that are not in channels last are turned.
 double indirect_seconds(const Rates& rate, const IndirectConvolution& convolution) {
-  const double products = 2 * convolution.padded_multiply_adds() / (1.12 * rate.channel_tile_flops);
+  const double products =
+      2 * convolution.padded_multiply_adds() / (rate.pointer_share * rate.channel_tile_flops);
   return products + convolution.packed_weights() * rate.pack_ns * 1e-9 +
          convolution.staged_elements() * 1.5 * rate.move_ns * 1e-9 +
          convolution.pointers() * pointer_ns * 1e-9 + convolution.tile_runs() * tile_run_ns * 1e-9 +
@@ -262,7 +267,7 @@ double narrow_rows_ns(const Problem& problem, const Isa& isa, const BlockKernel&
     return 0;
   }
   double row_ns = 0;
-  for (const Segment& segment : convolution->segments()) {
+  for (const Segment& segment : convolution->segments_of_one_thread()) {
     if (segment.channels.size() % isa.lanes != 0) row_ns += partial_vector_ns;
     if (segment.channels.size() <= 2 * isa.lanes) row_ns += narrow_row_ns;
   }
@@ -284,7 +289,7 @@ double panels_of(const Problem& problem, const Convolver& convolution) {
   const int64_t panels =
       ceil_div(convolution.block_pixels(0), std::max<int64_t>(1, convolution.max_panel_pixels()));
   return static_cast<double>(problem.input.sizes[0] * blocks * panels) *
-         static_cast<double>(convolution.segments_of_one_thread());
+         static_cast<double>(convolution.segments_of_one_thread().size());
 }
 
 double gradient_bytes(const BackwardProblem& problem) {
@@ -310,7 +315,9 @@ double predicted_seconds(const Problem& problem, const Isa& isa, const BlockKern
     seconds += static_cast<double>(kernel.copied_weights()) * copied_weight_ns * 1e-9;
   }
   const double bytes = static_cast<double>(problem.input.byte_span() + problem.output.byte_span());
-  seconds = std::max(seconds, bytes / rate.bytes_per_second);
+  // Where memory bounds both of two rows, the one that computes less is taken.
+  constexpr double tie = 1e-3;
+  seconds = std::max(seconds, bytes / rate.bytes_per_second) + tie * seconds;
   const double threads = kernel.convolution() == nullptr ? tail_threads(problem) : problem.device.threads;
   return seconds / threads + hand_out_seconds;
 }

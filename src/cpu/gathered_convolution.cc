@@ -98,6 +98,7 @@ void GatheredConvolution::choose_segments(int64_t cut, int64_t threads) {
     limit /= 2;
   }
   segments_ = segments_of(group_count_, group_outputs_, cut, limit, isa_.lanes);
+  segments_of_one_thread_ = segments_of(group_count_, group_outputs_, cut, max_task_channels, isa_.lanes);
   max_segment_channels_ = most_channels(segments_);
 }
 
@@ -167,12 +168,8 @@ double GatheredConvolution::read_weights() const {
          static_cast<double>(terms_);
 }
 
-int64_t GatheredConvolution::segments_of_one_thread() const {
-  return group_count_ * ceil_div(group_outputs_, max_task_channels);
-}
-
 double GatheredConvolution::staged_elements() const {
-  const int64_t segments = segments_of_one_thread();
+  const auto segments = static_cast<int64_t>(segments_of_one_thread_.size());
   return static_cast<double>(batch_ * pixels_) * static_cast<double>(segments * terms_);
 }
 
@@ -188,7 +185,7 @@ double GatheredConvolution::turned_weights() const {
 
 double GatheredConvolution::copied_elements() const {
   if (taps_ == 1 || channel_runs_) return 0;
-  const int64_t segments = segments_of_one_thread();
+  const auto segments = static_cast<int64_t>(segments_of_one_thread_.size());
   const bool planar = input_.is_panel(Orientation::planar) && input_.channel_stride == input_.pixels();
   const int64_t copies = (planar ? 0 : 1) + (has_border_ ? 2 : 0);
   return static_cast<double>(batch_ * segments * group_inputs_) *
@@ -197,7 +194,7 @@ double GatheredConvolution::copied_elements() const {
 
 double GatheredConvolution::copied_rows() const {
   if (taps_ == 1 || channel_runs_ || !has_border_) return 0;
-  const int64_t segments = segments_of_one_thread();
+  const auto segments = static_cast<int64_t>(segments_of_one_thread_.size());
   return static_cast<double>(batch_ * segments * group_inputs_) *
          static_cast<double>(axes_[0].in * axes_[1].in);
 }

@@ -38,7 +38,7 @@ class GatheredConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
-  int64_t segments_of_one_thread() const override;
+  const std::vector<Segment>& segments_of_one_thread() const override { return segments_of_one_thread_; }
   bool in_place() const override { return in_place_; }
   // Of copies before terms are gathered, for the cost: elements, and rows of a channel.
   double copied_elements() const;
@@ -86,6 +86,7 @@ class GatheredConvolution final : public Convolver {
   int64_t batch_ = 0;
   int64_t group_count_ = 1;
   int64_t group_inputs_ = 0, group_outputs_ = 0;
+  std::vector<Segment> segments_of_one_thread_;
   int64_t taps_ = 1, terms_ = 0;
   int64_t pixels_ = 0;
   std::array<Axis, 3> axes_;

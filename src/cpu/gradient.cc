@@ -87,8 +87,7 @@ HWY_INLINE void for_rows(Body& body, int64_t rows, F&& f) {
 // Columns outside, rows inside: the coefficients of a few channels stay in registers. A Body without any
 // takes rows as they lie.
 template <class Body, class Arguments>
-void interleaved_loop(const Arguments& arguments) {
-  if constexpr (!Body::per_channel) return planar_loop<Body>(arguments);
+HWY_INLINE void all_columns(const Arguments& arguments) {
   Body body(arguments);
   const int64_t rows = body.rows();
   const int64_t cols = body.cols();
@@ -107,6 +106,49 @@ void interleaved_loop(const Arguments& arguments) {
   body.channels(0, c);
   for_rows(body, rows, [&](int64_t r) HWY_ATTR { body.rest(r, c, cols - c); });
   body.column_sums(0, c);
+}
+
+// Few columns: rows of several pixels (Fold).
+template <class Body>
+void folded_columns(const GradientArguments& arguments, const Fold& fold) {
+  HWY_ALIGN float values[4][most_folded];
+  HWY_ALIGN float sums[most_folded];
+  GradientArguments g = arguments;
+  const int64_t cols = g.step.cols;
+  const auto repeat = [&](const float*& from, float* to) {
+    fold.repeat(from, cols, to);
+    from = to;
+  };
+  if constexpr (Body::has_norm) repeat(g.step.centre, values[0]);
+  if constexpr (Body::has_norm) repeat(g.step.scale, values[1]);
+  if constexpr (Body::has_norm) repeat(g.step.shift, values[2]);
+  if constexpr (Body::has_channel_operand) repeat(g.step.operand, values[3]);
+  g.step.src_stride = g.step.dst_stride = g.gradient_stride = fold.cols;
+  if constexpr (Body::reads_tensor) g.step.operand_stride = fold.cols;
+  if constexpr (Body::stores_argument) g.argument_stride = fold.cols;
+  if constexpr (Body::sums_argument) g.argument = sums;
+  for (const Fold::Part& part : fold.parts(arguments.step.rows, cols)) {
+    g.step.rows = part.rows;
+    g.step.cols = part.cols;
+    g.step.src = arguments.step.src + part.begin;
+    g.step.dst = arguments.step.dst + part.begin;
+    g.gradient = arguments.gradient + part.begin;
+    if constexpr (Body::reads_tensor) g.step.operand = arguments.step.operand + part.begin;
+    if constexpr (Body::stores_argument) g.argument = arguments.argument + part.begin;
+    all_columns<Body>(g);
+    if constexpr (Body::sums_argument) Fold::add(part, sums, cols, arguments.argument);
+  }
+}
+
+template <class Body>
+void interleaved_loop(const GradientArguments& g) {
+  if constexpr (!Body::per_channel) return planar_loop<Body>(g);
+  const int64_t cols = g.step.cols;
+  bool dense = g.step.src_stride == cols && g.step.dst_stride == cols && g.gradient_stride == cols;
+  if constexpr (Body::reads_tensor) dense &= g.step.operand_stride == cols;
+  if constexpr (Body::stores_argument) dense &= g.argument_stride == cols;
+  if (const Fold fold(g.step.rows, cols); fold && dense) return folded_columns<Body>(g, fold);
+  all_columns<Body>(g);
 }
 
 // Sums of up to in_flight vectors, kept apart while elements come in.
@@ -139,7 +181,12 @@ template <int kStep, Affine kAffine, bool kArgument>
 class StepBack {
  public:
   static constexpr bool per_channel =
-      Coefficients<kStep, kAffine>::any || (kArgument && argument_of[kStep] != ArgumentKind::tensor);
+      Coefficients<kStep, kAffine>::any || (kArgument && !takes_tensor<kStep>);
+  static constexpr bool has_norm = Coefficients<kStep, kAffine>::has_norm;
+  static constexpr bool has_channel_operand = Coefficients<kStep, kAffine>::has_channel_operand;
+  static constexpr bool reads_tensor = takes_tensor<kStep>;
+  static constexpr bool sums_argument = kArgument && !reads_tensor;
+  static constexpr bool stores_argument = kArgument && reads_tensor;
 
   HWY_INLINE explicit StepBack(const GradientArguments& arguments)
       : g_(arguments), a_(hn::Set(D(), arguments.step.a)), b_(hn::Set(D(), arguments.step.b)) {}
@@ -175,7 +222,7 @@ class StepBack {
     V argument[kVectors];
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
       V p = hn::Zero(d);
-      if constexpr (takes_tensor) p = hn::LoadU(d, operand + v * lanes);
+      if constexpr (reads_tensor) p = hn::LoadU(d, operand + v * lanes);
       const V g = hn::LoadU(d, gradient + v * lanes);
       evaluate(kPlanar ? 0 : v, hn::LoadU(d, x + v * lanes), p, g, result[v], argument[v]);
     }
@@ -191,7 +238,7 @@ class StepBack {
 
   HWY_INLINE void rest(int64_t r, int64_t c, int64_t count) {
     V p = hn::Zero(D());
-    if constexpr (takes_tensor) p = load_some(g_.step.operand + r * g_.step.operand_stride + c, count);
+    if constexpr (reads_tensor) p = load_some(g_.step.operand + r * g_.step.operand_stride + c, count);
     const V x = load_some(g_.step.src + r * g_.step.src_stride + c, count);
     const V g = load_some(g_.gradient + r * g_.gradient_stride + c, count);
     V result = p;
@@ -203,10 +250,6 @@ class StepBack {
   }
 
  private:
-  static constexpr bool takes_tensor = argument_of[kStep] == ArgumentKind::tensor;
-  static constexpr bool sums_argument = kArgument && !takes_tensor;
-  static constexpr bool stores_argument = kArgument && takes_tensor;
-
   HWY_INLINE void evaluate(int set, V x, V panel_operand, V g, V& result, V& argument) const {
     const V input = coefficients_[set].input(x);
     const V p = coefficients_[set].argument(panel_operand);
@@ -357,7 +400,7 @@ void add_gradient(Isa& isa) {
   GradientFunction(&functions)[2][2] = isa.gradients[kStep][kAffine == Affine::norm];
   using Body = StepBack<kStep, kAffine, kArgument>;
   functions[planar_index][kArgument] = &planar_loop<Body, GradientArguments>;
-  functions[interleaved_index][kArgument] = &interleaved_loop<Body, GradientArguments>;
+  functions[interleaved_index][kArgument] = &interleaved_loop<Body>;
 }
 
 template <int kStep>

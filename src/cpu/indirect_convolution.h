@@ -37,9 +37,7 @@ class IndirectConvolution final : public Convolver {
   double padded_multiply_adds() const override;
   double read_weights() const override;
   double staged_elements() const override;
-  int64_t segments_of_one_thread() const override {
-    return static_cast<int64_t>(segments_of_one_thread_.size());
-  }
+  const std::vector<Segment>& segments_of_one_thread() const override { return segments_of_one_thread_; }
   bool in_place() const override { return in_place_; }
   // For the cost: positions whose taps are looked up, pointers that tasks write, runs of channels that
   // register tiles multiply, and weights that are packed.

@@ -100,6 +100,7 @@ HWY_INLINE void take_norm_back(const NormGradientArguments& n, int64_t c, int64_
 }
 
 struct ColumnSums {
+  static constexpr bool has_sums = true;
   template <int kVectors, bool kWhole>
   static HWY_INLINE void run(const NormGradientArguments& n, int64_t c, int64_t begin, int64_t end,
                              int64_t count) {
@@ -108,6 +109,7 @@ struct ColumnSums {
 };
 
 struct ColumnBack {
+  static constexpr bool has_sums = false;
   template <int kVectors, bool kWhole>
   static HWY_INLINE void run(const NormGradientArguments& n, int64_t c, int64_t begin, int64_t end,
                              int64_t count) {
@@ -116,8 +118,7 @@ struct ColumnBack {
 };
 
 template <class Function>
-void over_blocks(const NormGradientArguments& arguments) {
-  const NormGradientArguments n = arguments;
+HWY_INLINE void all_blocks(const NormGradientArguments& n) {
   for (int64_t begin = 0; begin < n.rows; begin += block_rows) {
     const int64_t end = begin + block_rows < n.rows ? begin + block_rows : n.rows;
     int64_t c = 0;
@@ -127,6 +128,42 @@ void over_blocks(const NormGradientArguments& arguments) {
     for (; c + lanes <= n.cols; c += lanes) Function::template run<1, true>(n, c, begin, end, 0);
     if (c < n.cols) Function::template run<1, false>(n, c, begin, end, n.cols - c);
   }
+}
+
+// Few columns: rows of several pixels (Fold). Pixels that fill no row are one that is shorter.
+template <class Function>
+void folded_blocks(const NormGradientArguments& arguments, const Fold& fold) {
+  HWY_ALIGN float values[5][most_folded];
+  HWY_ALIGN float sums[2][most_folded];
+  NormGradientArguments n = arguments;
+  const int64_t cols = n.cols;
+  fold.repeat(n.centre, cols, values[0]);
+  fold.repeat(n.inverse, cols, values[1]);
+  if constexpr (!Function::has_sums) fold.repeat(n.scale, cols, values[2]);
+  if constexpr (!Function::has_sums) fold.repeat(n.offset, cols, values[3]);
+  if constexpr (!Function::has_sums) fold.repeat(n.slope, cols, values[4]);
+  n.centre = values[0], n.inverse = values[1], n.scale = values[2], n.offset = values[3], n.slope = values[4];
+  n.sums = sums[0], n.products = sums[1];
+  n.x_stride = n.gradient_stride = n.dst_stride = fold.cols;
+  for (const Fold::Part& part : fold.parts(arguments.rows, cols)) {
+    n.rows = part.rows;
+    n.cols = part.cols;
+    n.x = arguments.x + part.begin;
+    n.gradient = arguments.gradient + part.begin;
+    if constexpr (!Function::has_sums) n.dst = arguments.dst + part.begin;
+    all_blocks<Function>(n);
+    if constexpr (Function::has_sums) Fold::add(part, sums[0], cols, arguments.sums);
+    if constexpr (Function::has_sums) Fold::add(part, sums[1], cols, arguments.products);
+  }
+}
+
+template <class Function>
+void over_blocks(const NormGradientArguments& arguments) {
+  const NormGradientArguments n = arguments;
+  bool dense = n.x_stride == n.cols && n.gradient_stride == n.cols;
+  dense &= Function::has_sums || n.dst_stride == n.cols;
+  if (const Fold fold(n.rows, n.cols); fold && dense) return folded_blocks<Function>(n, fold);
+  all_blocks<Function>(n);
 }
 
 void fill_norm_gradient(Isa& isa) {

@@ -159,8 +159,6 @@ HWY_INLINE V norm_value(V x, V centre, V scale, V shift, V a, V b, V p) {
 }
 
 template <int kStep>
-inline constexpr bool takes_tensor = argument_of[kStep] == ArgumentKind::tensor;
-template <int kStep>
 inline constexpr bool takes_channel = Coefficients<kStep, Affine::norm>::has_channel_operand;
 
 // A vector of the tensor that the operation reads, or nothing.

@@ -39,9 +39,15 @@ struct Moments {
   HWY_INLINE Moments() {}  // GCC does not give an implicit one the target's attributes
 };
 
+// The vector at `x`: a whole one, or the columns that are left from c on.
+template <bool kWhole>
+HWY_INLINE V load_columns(const StatisticsArguments& s, const float* x, int64_t c) {
+  return kWhole ? hn::LoadU(D(), x) : load_some(x, s.cols - c);
+}
+
 // Two passes over the panel, which is in L1: a mean, then the distances from it and their own mean. The
 // second mean removes the rounding of the first: a constant slab has variance 0, not its ulp squared.
-template <int kVectors>
+template <int kVectors, bool kWhole>
 HWY_NOINLINE void two_pass_moments(const StatisticsArguments& s, int64_t c, Moments<kVectors>& moments) {
   const D d;
   V* sum = moments.mean;
@@ -50,14 +56,14 @@ HWY_NOINLINE void two_pass_moments(const StatisticsArguments& s, int64_t c, Mome
   for (int v = 0; v < kVectors; ++v) sum[v] = rest[v] = m2[v] = hn::Zero(d);
   for (int64_t r = 0; r < s.rows; ++r) {
     const float* x = s.src + r * s.stride + c;
-    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Add(sum[v], hn::LoadU(d, x + v * lanes));
+    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Add(sum[v], load_columns<kWhole>(s, x + v * lanes, c));
   }
   const V per_row = hn::Set(d, 1.0f / static_cast<float>(s.rows));
   for (int v = 0; v < kVectors; ++v) sum[v] = hn::Mul(sum[v], per_row);
   for (int64_t r = 0; r < s.rows; ++r) {
     const float* x = s.src + r * s.stride + c;
     for (int v = 0; v < kVectors; ++v) {
-      const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), sum[v]);
+      const V distance = hn::Sub(load_columns<kWhole>(s, x + v * lanes, c), sum[v]);
       rest[v] = hn::Add(rest[v], distance);
       m2[v] = hn::MulAdd(distance, distance, m2[v]);
     }
@@ -81,31 +87,33 @@ struct Distances {
   HWY_ALIGN float squares[most_columns];
 };
 
+template <bool kWhole>
 HWY_INLINE V first_mean(const StatisticsArguments& s, int64_t c) {
   const D d;
   if (s.pixels_before > 0) return hn::LoadU(d, s.mean + c);
-  const float* first = s.src + c;
-  if (s.rows < 4) return hn::LoadU(d, first);
-  const V pair = hn::Add(hn::LoadU(d, first), hn::LoadU(d, first + s.stride));
-  const V other = hn::Add(hn::LoadU(d, first + 2 * s.stride), hn::LoadU(d, first + 3 * s.stride));
+  const auto row = [&](int64_t r) HWY_ATTR { return load_columns<kWhole>(s, s.src + r * s.stride + c, c); };
+  if (s.rows < 4) return row(0);
+  const V pair = hn::Add(row(0), row(1));
+  const V other = hn::Add(row(2), row(3));
   return hn::Mul(hn::Add(pair, other), hn::Set(d, 0.25f));
 }
 
 // Rows [begin, end) of kVectors vectors of columns: c is the first in the panel, `at` in the strip.
-template <int kVectors>
+template <int kVectors, bool kWhole>
 HWY_INLINE void add_distances(const StatisticsArguments& s, int64_t c, int64_t at, int64_t begin, int64_t end,
                               Distances& distances) {
   const D d;
   V around[kVectors], sum[kVectors], squares[kVectors];
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-    around[v] = begin == 0 ? first_mean(s, c + v * lanes) : hn::Load(d, distances.around + at + v * lanes);
+    around[v] =
+        begin == 0 ? first_mean<kWhole>(s, c + v * lanes) : hn::Load(d, distances.around + at + v * lanes);
     sum[v] = squares[v] = hn::Zero(d);
   }
   const int64_t stride = s.stride;
   const float* x = s.src + begin * stride + c;
   for (int64_t r = begin; r < end; ++r, x += stride) {
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-      const V distance = hn::Sub(hn::LoadU(d, x + v * lanes), around[v]);
+      const V distance = hn::Sub(load_columns<kWhole>(s, x + v * lanes, c), around[v]);
       sum[v] = hn::Add(sum[v], distance);
       squares[v] = hn::MulAdd(distance, distance, squares[v]);
     }
@@ -124,6 +132,7 @@ HWY_INLINE void add_distances(const StatisticsArguments& s, int64_t c, int64_t a
 
 // One vector of columns, from its distances. Where its mean lies too far from what they were taken from, two
 // passes are made.
+template <bool kWhole>
 HWY_INLINE void finish_columns(const StatisticsArguments& s, int64_t c, int64_t at, const Merge& merge,
                                const Distances& distances) {
   const D d;
@@ -134,7 +143,7 @@ HWY_INLINE void finish_columns(const StatisticsArguments& s, int64_t c, int64_t 
   V m2 = hn::NegMulAdd(distance, sum, squares);
   if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Ge(m2, hn::Mul(hn::Set(d, least_spread), squares))))) {
     Moments<1> moments;
-    two_pass_moments(s, c, moments);
+    two_pass_moments<1, kWhole>(s, c, moments);
     mean = moments.mean[0];
     m2 = moments.m2[0];
   }
@@ -152,21 +161,27 @@ HWY_INLINE void finish_columns(const StatisticsArguments& s, int64_t c, int64_t 
   hn::StoreU(m2, d, m2_at);
 }
 
-// Lanes are channels: pixels are rows. Columns [begin, end) are whole vectors.
-void whole_columns(const StatisticsArguments& s, int64_t begin, int64_t end, const Merge& merge) {
+// Lanes are channels: pixels are rows. Columns [begin, end) are vectors, the last one a part of one where
+// kWhole is false.
+template <bool kWhole = true>
+void column_statistics(const StatisticsArguments& s, int64_t begin, int64_t end, const Merge& merge) {
   Distances distances;
   for (int64_t r = 0; r < s.rows; r += block_rows) {
     const int64_t last = s.rows - r < block_rows ? s.rows : r + block_rows;
     int64_t c = begin;
-    for (; c + 4 * lanes <= end; c += 4 * lanes) add_distances<4>(s, c, c - begin, r, last, distances);
-    for (; c < end; c += lanes) add_distances<1>(s, c, c - begin, r, last, distances);
+    if constexpr (kWhole) {
+      for (; c + 4 * lanes <= end; c += 4 * lanes) {
+        add_distances<4, true>(s, c, c - begin, r, last, distances);
+      }
+    }
+    for (; c < end; c += lanes) add_distances<1, kWhole>(s, c, c - begin, r, last, distances);
   }
-  for (int64_t c = begin; c < end; c += lanes) finish_columns(s, c, c - begin, merge, distances);
+  for (int64_t c = begin; c < end; c += lanes) finish_columns<kWhole>(s, c, c - begin, merge, distances);
 }
 
-// A last vector that columns do not fill goes through a copy: memory behind the last column belongs to
-// another tensor.
-void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const Merge& merge) {
+// Without masks a last vector that columns do not fill goes through a copy: memory behind the last column
+// belongs to another tensor.
+void copied_statistics(const StatisticsArguments& s, int64_t c, const Merge& merge) {
   constexpr int64_t rows_at_once = 64;
   HWY_ALIGN float copy[rows_at_once * lanes] = {};
   const int64_t rest = s.cols - c;
@@ -179,24 +194,68 @@ void interleaved_statistics_rest(const StatisticsArguments& s, int64_t c, const 
     for (int64_t r = 0; r < s.rows; ++r) {
       std::memcpy(copy + r * lanes, s.src + r * s.stride + c, static_cast<size_t>(rest) * sizeof(float));
     }
-    return whole_columns(part, 0, lanes, merge);
+    return column_statistics(part, 0, lanes, merge);
   }
   for (int64_t first = 0; first < s.rows; first += rows_at_once) {
     StatisticsArguments strip = s;
     strip.src = s.src + first * s.stride;
     strip.rows = first + rows_at_once < s.rows ? rows_at_once : s.rows - first;
     strip.pixels_before = s.pixels_before + first;
-    interleaved_statistics_rest(strip, c, Merge(strip.pixels_before, strip.rows));
+    copied_statistics(strip, c, Merge(strip.pixels_before, strip.rows));
+  }
+}
+
+// Adds `rows` values with this mean and M2 to those of a column.
+HWY_INLINE void merge_moments(float& mean, float& m2, int64_t rows_before, float more_mean, float more_m2,
+                              int64_t rows) {
+  const Merge merge(rows_before, rows);
+  const float delta = more_mean - mean;
+  mean += std::isfinite(delta) ? delta * merge.toward_new : more_mean;
+  m2 += more_m2 + delta * delta * merge.spread;
+}
+
+// Few columns: rows of several pixels (Fold).
+void folded_statistics(const StatisticsArguments& s, const Fold& fold) {
+  HWY_ALIGN float means[most_folded + lanes];
+  HWY_ALIGN float spreads[most_folded + lanes];
+  StatisticsArguments part = s;
+  part.cols = part.stride = fold.cols;
+  part.rows = s.rows / fold.pixels;
+  part.mean = means;
+  part.m2 = spreads;
+  part.pixels_before = 0;
+  column_statistics(part, 0, fold.cols, Merge(0, part.rows));
+  for (int64_t c = 0; c < s.cols; ++c) {
+    float mean = means[c];
+    float m2 = spreads[c];
+    for (int64_t i = 1; i < fold.pixels; ++i) {
+      merge_moments(mean, m2, i * part.rows, means[i * s.cols + c], spreads[i * s.cols + c], part.rows);
+    }
+    for (int64_t r = part.rows * fold.pixels; r < s.rows; ++r) {
+      merge_moments(mean, m2, r, s.src[r * s.cols + c], 0, 1);
+    }
+    if (s.pixels_before == 0) {
+      s.mean[c] = mean;
+      s.m2[c] = m2;
+    } else {
+      merge_moments(s.mean[c], s.m2[c], s.pixels_before, mean, m2, s.rows);
+    }
   }
 }
 
 void interleaved_statistics(const StatisticsArguments& s) {
+  if (const Fold fold(s.rows, s.cols); fold && s.stride == s.cols) return folded_statistics(s, fold);
   const Merge merge(s.pixels_before, s.rows);
   const int64_t whole = s.cols - s.cols % lanes;
   for (int64_t c = 0; c < whole; c += most_columns) {
-    whole_columns(s, c, whole - c < most_columns ? whole : c + most_columns, merge);
+    column_statistics(s, c, whole - c < most_columns ? whole : c + most_columns, merge);
   }
-  if (whole < s.cols) interleaved_statistics_rest(s, whole, merge);
+  if (whole == s.cols) return;
+  if constexpr (has_masked_access) {
+    column_statistics<false>(s, whole, whole + lanes, merge);
+  } else {
+    copied_statistics(s, whole, merge);
+  }
 }
 
 HWY_INLINE float planar_sum(const float* x, int64_t count) {

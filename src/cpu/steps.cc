@@ -40,7 +40,7 @@ HWY_INLINE void step_vectors(const StepRow& row, int64_t c, V a, V b,
   V x[kVectors];
   ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
     V p = hn::Zero(d);
-    if constexpr (argument_of[kStep] == ArgumentKind::tensor) p = hn::LoadU(d, row.operand + c + v * lanes);
+    if constexpr (takes_tensor<kStep>) p = hn::LoadU(d, row.operand + c + v * lanes);
     const int set = kOrientation == Orientation::planar ? 0 : v;
     x[v] = value_of(coefficients[set], hn::LoadU(d, row.src + c + v * lanes), a, b, p);
   }
@@ -52,7 +52,7 @@ template <int kStep, Affine kAffine>
 HWY_INLINE void step_rest(const StepRow& row, int64_t c, int64_t rest, V a, V b,
                           const Coefficients<kStep, kAffine>& coefficients) {
   V p = hn::Zero(D());
-  if constexpr (argument_of[kStep] == ArgumentKind::tensor) p = load_some(row.operand + c, rest);
+  if constexpr (takes_tensor<kStep>) p = load_some(row.operand + c, rest);
   store_some(value_of(coefficients, load_some(row.src + c, rest), a, b, p), row.dst + c, rest);
 }
 
@@ -129,12 +129,18 @@ void planar_near_step(const StepArguments& arguments) {
   }
 }
 
+// Whether no gap is between rows.
+template <int kStep>
+HWY_INLINE bool is_dense(const StepArguments& s) {
+  return s.src_stride == s.cols && s.dst_stride == s.cols &&
+         (!takes_tensor<kStep> || s.operand_stride == s.cols);
+}
+
 // Nothing per channel: rows are taken as they lie, as one where no gap is between them.
 template <int kStep, Affine kAffine>
 void plain_step(const StepArguments& arguments) {
   StepArguments s = arguments;
-  const bool takes_tensor = argument_of[kStep] == ArgumentKind::tensor;
-  if (s.src_stride == s.cols && s.dst_stride == s.cols && (!takes_tensor || s.operand_stride == s.cols)) {
+  if (is_dense<kStep>(s)) {
     s.cols *= s.rows;
     s.rows = 1;
   }
@@ -170,12 +176,46 @@ HWY_INLINE void interleaved_rows(const StepArguments& s, int64_t begin, int64_t 
 }
 
 template <int kStep, Affine kAffine>
-void interleaved_step(const StepArguments& arguments) {
-  if constexpr (!Coefficients<kStep, kAffine>::any) return plain_step<kStep, kAffine>(arguments);
-  const StepArguments s = arguments;
+HWY_INLINE void interleaved_blocks(const StepArguments& s) {
   for (int64_t r = 0; r < s.rows; r += block_rows) {
     interleaved_rows<kStep, kAffine>(s, r, s.rows - r < block_rows ? s.rows : r + block_rows);
   }
+}
+
+// Few columns: rows of several pixels (Fold). Pixels that fill no row are one that is shorter.
+template <int kStep, Affine kAffine>
+void folded_step(const StepArguments& arguments, const Fold& fold) {
+  using Values = Coefficients<kStep, kAffine>;
+  HWY_ALIGN float centre[most_folded], scale[most_folded], shift[most_folded], operand[most_folded];
+  StepArguments s = arguments;
+  const int64_t columns = s.cols;
+  const auto repeat = [&](const float*& values, float* to) {
+    fold.repeat(values, columns, to);
+    values = to;
+  };
+  if constexpr (Values::has_norm) repeat(s.centre, centre);
+  if constexpr (Values::has_norm) repeat(s.scale, scale);
+  if constexpr (Values::has_norm) repeat(s.shift, shift);
+  if constexpr (Values::has_channel_operand) repeat(s.operand, operand);
+  s.src_stride = s.dst_stride = fold.cols;
+  if constexpr (takes_tensor<kStep>) s.operand_stride = fold.cols;
+  for (const Fold::Part& part : fold.parts(arguments.rows, columns)) {
+    s.rows = part.rows;
+    s.cols = part.cols;
+    s.src = arguments.src + part.begin;
+    s.dst = arguments.dst + part.begin;
+    if constexpr (takes_tensor<kStep>) s.operand = arguments.operand + part.begin;
+    interleaved_blocks<kStep, kAffine>(s);
+  }
+}
+
+template <int kStep, Affine kAffine>
+void interleaved_step(const StepArguments& arguments) {
+  if constexpr (!Coefficients<kStep, kAffine>::any) return plain_step<kStep, kAffine>(arguments);
+  const StepArguments s = arguments;
+  if (const Fold fold(s.rows, s.cols); fold && is_dense<kStep>(s))
+    return folded_step<kStep, kAffine>(s, fold);
+  interleaved_blocks<kStep, kAffine>(s);
 }
 
 template <int kStep, Affine kAffine>

@@ -72,8 +72,8 @@ def get_inputs():
 def get_init_inputs():
     return []
 '''
-BLOCKS = 5  # the stem, two of each basic block; the function is part of the last
-INNER = 2  # those of the first basic block, whose forward is its own
+BLOCKS = 6  # the stem, two of each basic block, the shortcut; the function is part of the last
+INNER = 3  # those of the first basic block and the shortcut, whose forwards are their own
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,8 @@ def is_left(block: str, *sizes: int, dtype: torch.dtype = torch.float32, gradien
 def test_steps_leave_convolutions_of_one_tap_and_many_pixels_alone() -> None:
     tap = "conv2d(256,256,k=1) | group_norm(8) | swish"
     assert is_left(tap, 4, 256, 14, 14, gradients=True)
-    assert not is_left(tap, 64, 256, 4, 4, gradients=True)
+    # On x86 PyTorch's step is faster there too.
+    assert is_left(tap, 64, 256, 4, 4, gradients=True) is _cpu.on_core(False, True)
     assert not is_left(tap, 4, 256, 14, 14, dtype=torch.bfloat16, gradients=True)
     wide = "conv2d(256,256,k=3,p=1) | relu"
     assert is_left(wide, 2, 256, 28, 28, dtype=torch.bfloat16, gradients=False)

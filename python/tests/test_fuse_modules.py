@@ -562,8 +562,9 @@ def test_the_report_prints_and_serialises() -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_report_names_the_plan_for_the_order_of_the_input(layout: torch.memory_format) -> None:
-    block, sizes = "conv2d(16,32,k=3,p=1) | group_norm(2) | swish", (2, 16, 32, 32)
-    model = fuse(nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(2, 32), nn.SiLU()))
+    block, sizes = "conv2d(16,32,k=3,p=1,groups=2) | group_norm(2) | swish", (2, 16, 32, 32)
+    conv = nn.Conv2d(16, 32, 3, padding=1, groups=2)  # never left to PyTorch
+    model = fuse(nn.Sequential(conv, nn.GroupNorm(2, 32), nn.SiLU()))
     model(torch.rand(sizes).contiguous(memory_format=layout))
     assert report(model).fused[0].plan in explain(block, sizes, layout=layout)
 

@@ -88,7 +88,7 @@ def test_no_group_of_the_gpu_benchmark_breaks(
             chosen.setdefault(kind, dataclasses.replace(case, rivals=rivals))
     device = {"device": "none", "description": "none", "device_code_hash": "none"}
     rivals = scripts["gpu_bench_rivals"].Rivals()
-    bench.run(list(chosen.values()), rivals, set(), device, time.monotonic() + 100, written=True)
+    bench.run(list(chosen.values()), rivals, set(), device, time.monotonic() + 100, {}, written=True)
     entries = written[-1]["entries"]
     assert len(entries) == len(chosen) and not written[-1]["left_out"]
     assert {entry["group"] for entry in entries} == set(bench.MEASURES)

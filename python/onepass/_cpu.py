@@ -45,7 +45,9 @@ _WIDE = 48
 # PyTorch's convolution 1.45.
 _X86_FLOPS, _X86_TAP_FLOPS = 180e9, 233e9
 _X86_CONTIGUOUS_ELEMENT, _X86_ELEMENT, _X86_WEIGHT, _X86_CALL = 0.55e-9, 0.29e-9, 4.4e-9, 28e-6
-_X86_LANES = 16
+# Without AVX-512 half of the rates, for vectors of half as many lanes: an estimate.
+_X86_HALVED = torch.backends.cpu.get_cpu_capability() != "AVX512"
+_X86_LANES = 8 if _X86_HALVED else 16
 # With gradients the library is predicted by its forward pass alone. Kernels of one tap and eight channels and
 # more are PyTorch's from this share of its time on: 1.40 times PyTorch's steps instead of 1.36.
 _X86_STEP_SHARE, _X86_STEP_CHANNELS = 0.8, 8
@@ -129,7 +131,8 @@ def _x86_seconds(
     inputs = conv.in_channels if conv.in_channels < 4 else _whole(conv.in_channels)
     padding = inputs / conv.in_channels * _whole(conv.out_channels) / conv.out_channels
     element = _X86_CONTIGUOUS_ELEMENT if contiguous or conv.rank == 1 else _X86_ELEMENT
-    products = 2 * conv.multiply_adds(sizes) * padding / (_X86_TAP_FLOPS if one_tap else _X86_FLOPS)
+    rate = (_X86_TAP_FLOPS if one_tap else _X86_FLOPS) / (2 if _X86_HALVED else 1)
+    products = 2 * conv.multiply_adds(sizes) * padding / rate
     return (
         products
         + (math.prod(sizes) + math.prod(convolved)) * element

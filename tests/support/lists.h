@@ -1,9 +1,9 @@
 // What the GPU suite goes through: its long lists of problems, the rows that take each, and the part of all
 // pairs that one run takes.
 //
-// A kernel takes the compiler most of a second, so a run takes every tenth pair of a problem and a row.
-// ONEPASS_TEST_TURN says which: ten runs, one of each turn, take every pair. scripts/gpu_test.py counts.
-// Nothing here needs a GPU: tests/turns_test.cc goes through all turns.
+// A kernel takes the compiler most of a second, so a run takes one of so many pairs of a problem and a row
+// (turns_in_all). ONEPASS_TEST_TURN says which: as many runs, one of each turn, take every pair.
+// scripts/gpu_test.py counts. Nothing here needs a GPU: tests/turns_test.cc goes through all turns.
 #pragma once
 
 #include <cstdint>
@@ -37,13 +37,13 @@ std::vector<std::string> rows_in_turn(std::vector<std::string> rows, int64_t ind
 using RowsOf = std::function<std::vector<std::string>(const Problem& problem)>;
 std::vector<std::string> one_row_each(const std::vector<Problem>& problems, const RowsOf& rows_of,
                                       int64_t turn);
-// Every tenth problem; in all turns every problem.
+// One of so many problems; in all turns every problem.
 std::vector<Problem> in_turn(const std::vector<Problem>& problems, int64_t turn);
 
 // tests/cases.txt without f64, which no GPU row takes.
 std::vector<Problem> gpu_cases(const Device& device);
-// Every tenth pair of a case and a row. Pairs of matrix products, whose kernels take the compiler longest,
-// are dealt by themselves: every turn has as many.
+// One of so many pairs of a case and a row. Pairs of matrix products, whose kernels take the compiler
+// longest, are dealt by themselves: every turn has as many.
 std::vector<ProblemAndRow> cases_in_turn(const Device& device, int64_t turn);
 
 // Wide convolutions as matrix products, each in one or two of four modes.

@@ -267,12 +267,14 @@ double narrow_rows_ns(const Problem& problem, const Isa& isa, const BlockKernel&
     return 0;
   }
   double row_ns = 0;
+  const bool dense = convolution->lanes() == Lanes::groups;  // rows of few channels are folded then
   for (const Segment& segment : convolution->segments_of_one_thread()) {
+    if (dense && segment.channels.size() < isa.lanes) continue;
     if (segment.channels.size() % isa.lanes != 0) row_ns += partial_vector_ns;
     if (segment.channels.size() <= 2 * isa.lanes) row_ns += narrow_row_ns;
   }
   // Panels without gaps are one row for steps that know no channel: those before the norm.
-  bool counts = convolution->lanes() != Lanes::groups;
+  bool counts = !dense;
   int64_t passes = problem.block.has_mean() ? 1 : 0;
   for (const Stage& stage : problem.block.stages()) {
     counts |= std::holds_alternative<Norm>(stage);

@@ -48,9 +48,9 @@ _X86_CONTIGUOUS_ELEMENT, _X86_ELEMENT, _X86_WEIGHT, _X86_CALL = 0.55e-9, 0.29e-9
 # Without AVX-512 half of the rates, for vectors of half as many lanes: an estimate.
 _X86_HALVED = torch.backends.cpu.get_cpu_capability() != "AVX512"
 _X86_LANES = 8 if _X86_HALVED else 16
-# Steps are decided by the predictions of the forward pass. Convolutions of one tap and at least eight channels
-# are left to PyTorch where 0.8 of its time is below the library's: steps ran 1.40 times as fast as PyTorch's,
-# 1.36 where none was left.
+# Steps are decided by the predictions of the forward pass. Convolutions of one tap and at least eight
+# channels are left to PyTorch where 0.8 of its time is below the library's: steps ran 1.40 times as fast as
+# PyTorch's, 1.36 where none was left.
 _X86_STEP_SHARE, _X86_STEP_CHANNELS = 0.8, 8
 # PyTorch reorders the weights in each call: 0.9 to 1.4 ns a weight on Neoverse V1.
 _REORDERED = 1e-9

@@ -128,6 +128,12 @@ std::string row_errors(const Plan& plan, const Check& check, const std::vector<O
   return "";
 }
 
+// What a check answers where kernels are only compiled.
+std::string compiled(const Problem& problem, std::span<const std::string> rows) {
+  for (const std::string& row : rows) plan(problem, {row, ""});
+  return "";
+}
+
 }  // namespace
 
 void GpuTest::SetUp() {
@@ -218,6 +224,7 @@ class ExpectedOfRows {
 std::string forward_errors(const Problem& problem, std::span<const std::string> rows, const Check& check,
                            const GpuStream& stream) {
   if (rows.empty()) return "no row takes " + problem.text();
+  if (compiles_only()) return compiled(problem, rows);
   std::vector<Operands> operands;
   for (const Distribution distribution : check.distributions)
     operands.push_back(
@@ -242,6 +249,7 @@ std::string forward_errors(const Problem& problem, const Check& check, const Gpu
 
 std::string not_finite_errors(const Problem& problem, std::span<const std::string> rows,
                               const GpuStream& stream) {
+  if (compiles_only()) return compiled(problem, rows);
   constexpr double infinity = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   for (const double value : {infinity, -infinity, nan}) {
@@ -265,6 +273,7 @@ std::string not_finite_errors(const Problem& problem, std::span<const std::strin
 std::string rounding_errors(const Problem& problem, std::span<const std::string> rows,
                             const GpuStream& stream) {
   if (!problem.rounds_to_tf32()) return "";
+  if (compiles_only()) return compiled(problem, rows);
   const auto round = problem.precision == Precision::tf32_away ? round_to_tf32_away : round_to_tf32;
   Operands given = random_operands(problem, Distribution::normal, 9);
   Operands rounded = given;
@@ -292,9 +301,10 @@ std::string rounding_errors(const Problem& problem, std::span<const std::string>
 
 std::string other_bits(const Problem& problem, std::span<const std::string> rows, int runs,
                        const GpuStream& stream) {
-  const Operands operands = random_operands(problem, Distribution::normal, 11);
   Problem single = problem;
   single.input.sizes[0] = single.output.sizes[0] = 1;
+  if (compiles_only()) return compiled(problem, rows) + compiled(single, rows);
+  const Operands operands = random_operands(problem, Distribution::normal, 11);
   const auto cut = [&](const std::vector<double>& values, int64_t n) {
     const std::ptrdiff_t size = std::ssize(values) / problem.input.sizes[0];
     return std::vector<double>(values.begin() + n * size, values.begin() + (n + 1) * size);
@@ -339,9 +349,22 @@ std::string row_errors(const BackwardPlan& backward, const Check& check,
   return "";
 }
 
+// Forward rows give the statistics that gradients take.
+std::string compiled(const BackwardProblem& problem, std::string_view prefix,
+                     const std::string& forward_row) {
+  for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+    if (row->name.starts_with(prefix) && row->refusal(problem).empty())
+      plan_backward(problem, {std::string(row->name), ""});
+  }
+  return problem.forward.block.norm() == nullptr
+             ? ""
+             : compiled(problem.forward, std::vector<std::string>{forward_row});
+}
+
 std::string errors_by_rows(const std::string& prefix, const BackwardProblem& problem, const Check& check,
                            const GpuStream& stream, GradientComparison* total,
                            const std::string& forward_row) {
+  if (compiles_only()) return compiled(problem, prefix, forward_row);
   std::vector<BackwardOperands> operands;
   std::vector<ExpectedGradients> expected;
   for (const Distribution distribution : check.distributions) {

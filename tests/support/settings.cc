@@ -1,4 +1,5 @@
-// What the environment says about tests: ONEPASS_SEED, ONEPASS_TEST_SCALE and ONEPASS_TEST_TURN.
+// What the environment says about tests: ONEPASS_SEED, ONEPASS_TEST_SCALE, ONEPASS_TEST_TURN and
+// ONEPASS_TEST_COMPILE_ONLY.
 #include "support/settings.h"
 
 #include <algorithm>
@@ -44,6 +45,11 @@ int64_t turn() {
   if (end == text || *end != '\0' || value < 0)
     throw Error("ONEPASS_TEST_TURN is \"" + std::string(text) + "\", must be a number from 0 on");
   return value;
+}
+
+bool compiles_only() {
+  const char* text = std::getenv("ONEPASS_TEST_COMPILE_ONLY");
+  return text != nullptr && std::string(text) == "1";
 }
 
 }  // namespace onepass::testing

@@ -82,6 +82,7 @@ struct GemmPingpong {
       barrier::initialise(&s.weights_full, 1);
       for (int i = 0; i < Numbers::raw_slots; ++i) barrier::initialise(&s.raw_full[i], 1);
       for (int i = 0; i < L::groups; ++i) barrier::initialise(&s.turn[i], 4);
+      s.exponent = pingpong::HeldInt20::exponent;
     }
     for (int c = static_cast<int>(threadIdx.x); c < L::rows; c += L::threads) {
       float bias = 0.0f;

@@ -67,8 +67,10 @@ GemmPingpongNumbers::GemmPingpongNumbers(const Problem& problem, const ThinShape
     const int64_t eights = pitch / 8;
     const int64_t first = eights > 16 ? 16 : eights > 8 ? 8 : eights > 4 ? 4 : 2;
     row_pitch = 8 * std::min(first, eights - 1) + 8;
+    // Places in a sample's outputs are counted in 32 bits.
+    const bool is_near = problem.output.strides[1] < (int64_t{1} << 31) / (tile_channels * out_bytes);
     store_rows = store_rows && eights > 1 && eights <= 2 * first && problem.output.strides[1] % 4 == 0 &&
-                 row_pitch / 4 < held;
+                 is_near && row_pitch / 4 < held;
     if (store_rows) least_waiting = std::max(least_waiting, row_pitch / 4);
   }
   // The offsets of columns lie there first; where rows are short they do not fit.
@@ -79,7 +81,7 @@ GemmPingpongNumbers::GemmPingpongNumbers(const Problem& problem, const ThinShape
       round_up(chunks * 2 * window * 16, 128) + weight_bytes() + groups * 16 * staged_words(out_bytes) +
       (least_waiting > 0 ? 0 : groups * 64) + (store_rows ? 2 : groups * own) * 4 + 64 * 16 +
       (2 * std::min(most_bands, window_z * window_y) + 1 + groups) * 8 +
-      groups * (2 * shape.groups * 8 + 4 * 8 + 4 * 8 * warp_slabs) + groups * (own / pitch + 1) * 8 + 160;
+      groups * (2 * shape.groups * 8 + 4 * 8 + 4 * 8 * warp_slabs) + groups * (own / pitch + 1) * 8 + 168;
   // Each converting warp has three stages for copies, or two, if need be of fewer rows: prefetched copies
   // keep the mainloop from waiting for memory. Held values without room in registers beside the sums are in
   // shared memory.
@@ -144,6 +146,7 @@ int64_t GemmPingpongNumbers::bytes_of_shared(const Problem& problem, const ThinS
       .add(warps * 8, 8)
       .add(tile_channels * 16, 16)
       .add((2 * bands + 1 + raw_slots + groups) * 8, 8)
+      .add(4, 8)
       .total();
 }
 

@@ -59,9 +59,9 @@ struct HeldInt20 {
       to[5 * g + values / 2] = (low & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
     }
   }
-  // The exponent of 2^23, in a register: the instruction has one immediate, which selects bytes. threadIdx.y
-  // is 0, which the assembler does not know.
-  static __device__ __forceinline__ uint32 exponent() { return 0x4b000000u | threadIdx.y; }
+  // The exponent of 2^23. `unpack` takes it from a register that was loaded: an instruction that masks and
+  // sets bits has one immediate. For a constant that it knows, the assembler makes a second instruction.
+  static constexpr uint32 exponent = 0x4b000000u;
   // Value i of eight: the integer plus `origin`.
   static __device__ __forceinline__ float unpack(uint32 lower, uint32 above, uint32 exponent, int i) {
     constexpr uint32 third[4] = {0x0410, 0x0532, 0x0610, 0x0732};

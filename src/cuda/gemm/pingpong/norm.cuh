@@ -10,6 +10,7 @@ namespace onepass::pingpong {
 struct Affine {
   float scale[2];
   float shift[2];
+  uint32 exponent;  // HeldInt20::exponent
 };
 
 template <class L>
@@ -34,6 +35,12 @@ struct Norm {
     __syncwarp();
     const Exchange<L> exchange{p};
     Affine affine;
+    if constexpr (L::is_f32) {
+      asm volatile("ld.shared.u32 %0, [%1];"
+                   : "=r"(affine.exponent)
+                   : "r"(barrier::shared_address(&s.exponent))
+                   : "memory");
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const bool exists = L::has_row(thread.row(h));

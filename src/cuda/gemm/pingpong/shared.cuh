@@ -45,6 +45,7 @@ struct alignas(128) Shared {
   uint64 weights_full;
   uint64 raw_full[L::Numbers::raw_slots];
   uint64 turn[groups];
+  alignas(8) uint32 exponent;  // HeldInt20::exponent
 
   // Offsets of the tile's positions in a channel, -1 where there is no output. Kernels that store rows need
   // them only until `rows` and the masks are made; until then they lie where outputs are staged.

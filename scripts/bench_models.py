@@ -54,7 +54,8 @@ def environment(packages: pathlib.Path, caches: pathlib.Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # of a process; there are many
+        # Of a process; there are many. More are for few rows of large networks.
+        "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "1"),
     }
 
 

@@ -19,6 +19,7 @@ enum class Function {
   exp,
   expm1,
   log1p,
+  log1p_of_exp,
   tanh,
   erf,
   sigmoid,
@@ -49,6 +50,8 @@ HWY_INLINE V value_of(Function function, V x) {
       return expm1(x);
     case Function::log1p:
       return log1p(x);
+    case Function::log1p_of_exp:
+      return log1p(Exponential<V>{x});
     case Function::tanh:
       return tanh(x);
     case Function::erf:
@@ -145,6 +148,8 @@ const Subject kSubjects[] = {
     {Function::exp, "exp", [](double x) { return std::exp(x); }, in_ulp, "ulp", 2.0},
     {Function::expm1, "expm1", [](double x) { return std::expm1(x); }, in_ulp, "ulp", 2.0},
     {Function::log1p, "log1p", [](double x) { return std::log1p(x); }, in_ulp, "ulp", 2.0},
+    {Function::log1p_of_exp, "log(1 + e^x)",
+     [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }, in_ulp, "ulp", 2.5},
     {Function::tanh, "tanh", [](double x) { return std::tanh(x); }, in_ulp, "ulp", 2.0},
     {Function::erf, "erf", [](double x) { return std::erf(x); }, in_ulp, "ulp", 2.0},
     {Function::sigmoid, "sigmoid", sigmoid_of, absolute, "absolute", 2e-7},
@@ -261,6 +266,8 @@ TEST_P(MathTest, InfinitiesGiveTheLimits) {
   EXPECT_EQ(at(Function::log1p, -1.0f), -kInfinity);
   EXPECT_TRUE(std::isnan(at(Function::log1p, -kInfinity)));
   EXPECT_TRUE(std::isnan(at(Function::log1p, std::nextafter(-1.0f, -2.0f))));
+  EXPECT_EQ(at(Function::log1p_of_exp, kInfinity), kInfinity);
+  EXPECT_EQ(at(Function::log1p_of_exp, -kInfinity), 0.0f);
   for (Function function : {Function::tanh, Function::erf}) {
     EXPECT_EQ(at(function, kInfinity), 1.0f);
     EXPECT_EQ(at(function, -kInfinity), -1.0f);

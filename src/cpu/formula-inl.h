@@ -45,6 +45,19 @@ struct Ramp {
   }
 };
 
+// And the exponential: softplus takes a logarithm of it.
+template <int kStep>
+struct Exp {
+  template <class Vector>
+  HWY_INLINE auto operator()(Vector x) const {
+    if constexpr (kStep == static_cast<int>(Op::softplus)) {
+      return math::Exponential<Vector>{x};
+    } else {
+      return math::exp(x);
+    }
+  }
+};
+
 // The formula of each row of pointwise.def over vectors; the last entry is the identity.
 template <int kStep, Affine kAffine>
 struct Formula {
@@ -58,6 +71,7 @@ struct Formula {
       using namespace math;                                                                            \
       [[maybe_unused]] constexpr Sigmoid<kAffine> sigmoid;                                             \
       [[maybe_unused]] constexpr Ramp<kAffine> ramp;                                                   \
+      [[maybe_unused]] constexpr Exp<static_cast<int>(Op::name)> exp;                                  \
       return formula;                                                                                  \
     }                                                                                                  \
   };

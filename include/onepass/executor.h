@@ -1,6 +1,8 @@
 // Where a plan runs: on the caller's thread pool, behind two functions, or on a stream of a GPU.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -28,6 +30,38 @@ class ONEPASS_API Executor {
     };
     run(count, task, const_cast<void*>(static_cast<const void*>(&f)));
   }
+};
+
+// The tasks of a run, for workers that take what is left. Many tasks are given out in runs: each turn of the
+// counter moves its cache line to another core, which takes as long as a short task.
+class TaskCounter {
+ public:
+  explicit TaskCounter(int64_t count = 0, int workers = 1)
+      : count_(count), step_(std::max<int64_t>(1, count / (int64_t{turns_of_worker} * std::max(1, workers)))) {}
+  // Only while no worker takes.
+  void restart(int64_t count, int workers) {
+    const TaskCounter fresh(count, workers);
+    count_ = fresh.count_;
+    step_ = fresh.step_;
+    next_ = 0;
+  }
+  // Calls f(index) for the next tasks; false where none was left.
+  template <class F>
+  bool take(F&& f) {
+    const int64_t begin = next_.fetch_add(step_);
+    const int64_t end = std::min(count_, begin + step_);
+    for (int64_t index = begin; index < end; ++index) f(index);
+    return begin < count_;
+  }
+  // Leaves the tasks that were not taken.
+  void stop() { next_ = count_; }
+
+ private:
+  static constexpr int turns_of_worker = 32;
+
+  int64_t count_;
+  int64_t step_;
+  std::atomic<int64_t> next_{0};
 };
 
 // Runs everything on the calling thread.

@@ -5,7 +5,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <atomic>
 
 namespace onepass::torch_binding {
 
@@ -17,10 +16,11 @@ void TorchExecutor::run(int64_t count, Task task, void* context) {
     for (int64_t i = 0; i < count; ++i) task(context, i, 0);
     return;
   }
-  std::atomic<int64_t> next{0};
+  TaskCounter tasks(count, static_cast<int>(workers));
   torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
-      for (int64_t i = next++; i < count; i = next++) task(context, i, static_cast<int>(worker));
+      while (tasks.take([&](int64_t i) { task(context, i, static_cast<int>(worker)); })) {
+      }
     }
   });
 }

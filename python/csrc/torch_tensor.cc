@@ -1,6 +1,9 @@
 // PyTorch's tensors through the stable C interface.
 #include "torch_tensor.h"
 
+#include <sys/mman.h>
+
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -42,6 +45,28 @@ AtenTensorHandle empty_strided(const Shape& sizes, const Shape& strides, int32_t
   const auto failed = aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
                                                strides.data(), dtype, place.type, place.index, &handle);
   return failed ? nullptr : handle;
+}
+
+// glibc maps larger memory anew for every tensor, and the system clears it at the first write to each page.
+// hardswish | leaky_relu of 48 MB on two threads of a Xeon takes 23 ms with pages of 4 KiB, 13 with huge ones,
+// eager 35 to 42.
+constexpr int64_t least_huge_bytes = int64_t{32} << 20;
+constexpr uintptr_t huge_page = uintptr_t{2} << 20;
+
+// Asks for huge pages. Where the system has none, nothing changes.
+void prefer_huge_pages(const Tensor& tensor, int64_t bytes) {
+  if (bytes < least_huge_bytes || !tensor.is_cpu()) return;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr());
+  const uintptr_t begin = (address + huge_page - 1) / huge_page * huge_page;
+  const uintptr_t end = (address + static_cast<uintptr_t>(bytes)) / huge_page * huge_page;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+Tensor made(AtenTensorHandle handle, int64_t bytes, const Place& place) {
+  if (!handle) refuse_memory(bytes, place);
+  Tensor tensor(handle);
+  prefer_huge_pages(tensor, bytes);
+  return tensor;
 }
 
 }  // namespace
@@ -109,16 +134,13 @@ void require_place(const Tensor& tensor, const Place& input) {
 }
 
 Tensor empty(const TensorSpec& spec, const Place& place) {
-  const auto handle = empty_strided(spec.sizes, spec.strides, torch_number(spec.dtype), place);
-  if (!handle) refuse_memory(spec.byte_span(), place);
-  return Tensor(handle);
+  return made(empty_strided(spec.sizes, spec.strides, torch_number(spec.dtype), place), spec.byte_span(),
+              place);
 }
 
 Tensor empty_bytes(size_t bytes, const Place& place) {
   const auto count = static_cast<int64_t>(bytes);
-  const auto handle = empty_strided({count}, {1}, aoti_torch_dtype_uint8(), place);
-  if (!handle) refuse_memory(count, place);
-  return Tensor(handle);
+  return made(empty_strided({count}, {1}, aoti_torch_dtype_uint8(), place), count, place);
 }
 
 }  // namespace onepass::torch_binding

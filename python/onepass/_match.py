@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from onepass import _handwritten
+from onepass._cpu import is_costly
 from onepass._stage import NoMatch, Operand, Stage
 from onepass._stages import CONV_TYPES, function_reader, module_reader, scale, shift, static_shape
 from onepass._trace import Trace, has_hooks
@@ -56,9 +57,10 @@ class Chain:
         return [stage for stage in self.stages if stage.text]
 
     @property
-    def is_norm(self) -> bool:
-        """Whether it is a norm and nothing else."""
-        return [stage.kind for stage in self.written] == ["norm"]
+    def is_single(self) -> bool:
+        """Whether it is a norm, or an activation that takes PyTorch long, and nothing else."""
+        written = self.written
+        return len(written) == 1 and (written[0].kind == "norm" or is_costly(written[0].text))
 
     @property
     def leaves(self) -> list[str]:
@@ -90,7 +92,7 @@ class Chain:
 class Graph:
     """A traced graph read as stages."""
 
-    norms_alone = False  # whether a norm is worth a call
+    singles = False  # whether a norm or a costly activation is worth a call
 
     def __init__(
         self, traced: Trace, conv: str, mutating: Iterable[nn.Module], opaque: Iterable[nn.Module]
@@ -281,9 +283,9 @@ class Graph:
                 return sorted(found, key=lambda chain: self.order[chain.nodes[0]])
 
     def is_worth(self, chain: Chain) -> bool:
-        """At least two stages, not all of them constants to multiply with or add; or a norm, where asked."""
+        """At least two stages, not all of them constants to multiply with or add; or a single, where asked."""
         written = chain.written
-        if self.norms_alone and chain.is_norm:
+        if self.singles and chain.is_single:
             return True
         plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
         return len(written) >= 2 and not plain

@@ -34,7 +34,7 @@ class Call:
     key: str  # the block before any run
     site: Site  # counts the runs that left the fused path, and samples computed again
     bare: bool = False  # a convolution and its batch norm, nothing else
-    alone: bool = False  # a norm, nothing else
+    alone: bool = False  # a norm or an activation, nothing else
     input: _cpu.Geometry | None = None
 
     def renewed(self, said: set[str]) -> Call:
@@ -187,7 +187,7 @@ class _Spec:
     trailing: int  # dimensions of one element that the result keeps
     verified: bool  # PyTorch refuses to normalise single elements
     bare: bool  # a convolution and its batch norm, nothing else
-    alone: bool  # a norm, nothing else
+    alone: bool  # a norm or an activation, nothing else
     original: Callable[..., Any]
 
 
@@ -205,7 +205,7 @@ def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
         chain.dimensions[0] - 2 if keeps else 0,
         any(stage.kind == "norm" for stage in chain.stages),
         [stage.kind for stage in chain.written] == ["conv", "affine"],
-        chain.is_norm,
+        chain.is_single,
         original,
     )
 
@@ -234,7 +234,8 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
         call, input = module._onepass.calls[number], externals[0]
         shape, dtype = input.shape, input.dtype  # each 0.1 to 0.2 us: asked for once
         if not (least <= len(shape) <= most and dtype.is_floating_point):
-            _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
+            if not alone:
+                _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
             return original(module, *externals)
         block = text
         if alone and not _is_taken(text, input, parameters, call):
@@ -284,7 +285,7 @@ def _is_whole(text: str, input: Tensor, given: list[Any], call: Call) -> bool:
 
 
 def _is_taken(text: str, input: Tensor, parameters: list[Any], call: Call) -> bool:
-    """Whether a norm alone is the library's: in f32 on a CPU, where it is predicted to be faster there."""
+    """Whether a single stage is the library's: in f32 on a CPU, where it is predicted to be faster there."""
     if torch.compiler.is_compiling() or not input.is_cpu:
         return False
     call.input = _cpu.geometry_of(input)
@@ -293,7 +294,7 @@ def _is_taken(text: str, input: Tensor, parameters: list[Any], call: Call) -> bo
         return False
     gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     try:
-        return _cpu.takes_norm(text, call.input, gradients)
+        return _cpu.takes_alone(text, call.input, gradients)
     except TypeError:  # symbolic sizes have no hash
         return False
 

@@ -224,8 +224,8 @@ def _plan(call: Call) -> str | None:
     try:
         how = {"dtype": dtype, "layout": layout, "device": device, "numerics": call.site.numerics}
         threads = torch.get_num_threads()
-        if call.alone and not (device.type == "cpu" and _cpu.takes_norm(call.block, call.input, False)):
-            return "-> PyTorch's own norm"
+        if call.alone and not (device.type == "cpu" and _cpu.takes_alone(call.block, call.input, False)):
+            return f"-> PyTorch's own {'activation' if _cpu.is_costly(call.block) else 'norm'}"
         if device.type == "cpu" and _cpu.leaves_convolution(call.block, call.input, threads, False):
             description = describe(call.block)
             tail = explain(description.tail, description.conv_output_shape(sizes), **how)

@@ -288,9 +288,50 @@ def test_a_lone_batch_norm_is_not_fused() -> None:
 def test_a_lone_norm_on_a_cpu_is_a_call_that_chooses(channels_last: bool, monkeypatch) -> None:
     x = image().contiguous(memory_format=torch.channels_last) if channels_last else image()
     for taken in (False, True):
-        monkeypatch.setattr(_cpu, "takes_norm", lambda *_, taken=taken: taken)
+        monkeypatch.setattr(_cpu, "takes_alone", lambda *_, taken=taken: taken)
         fused = check(around(nn.GroupNorm(2, 8)), x, expect=["group_norm(2)"])
         assert ("PyTorch's own norm" in (report(fused).fused[0].plan or "")) is not taken
+
+
+@pytest.mark.parametrize(
+    "activation, text",
+    [
+        (nn.ELU(), "elu(1)"),
+        (nn.ELU(0.5, inplace=True), "elu(0.5)"),
+        (nn.Mish(), "mish"),
+        (nn.Softplus(), "softplus"),
+        (nn.GELU("tanh"), "gelu_tanh"),
+    ],
+    ids=str,
+)
+def test_a_lone_costly_activation_on_a_cpu_is_a_call_that_chooses(activation, text, monkeypatch) -> None:
+    for taken in (False, True):
+        monkeypatch.setattr(_cpu, "takes_alone", lambda *_, taken=taken: taken)
+        fused = check(around(activation), image(), expect=[text])
+        assert ("PyTorch's own activation" in (report(fused).fused[0].plan or "")) is not taken
+
+
+def test_other_lone_activations_stay_as_they_are() -> None:
+    for activation in (nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Softplus(beta=2)):
+        check(around(activation), image(), expect=[])
+
+
+def test_lone_activations_of_other_dimensions_say_nothing(recwarn) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Mish(), nn.Linear(8, 8))
+    fused = fuse(copy.deepcopy(model))
+    assert blocks(fused) == ["mish"]
+    for shape in ((8,), (1, 1, 1, 1, 2, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fused(x), model(x))
+    assert not recwarn.list
+
+
+def test_small_lone_activations_are_pytorch_s() -> None:
+    device = torch.device("cpu")
+    for pixels, taken in ((2, False), (64, True)):
+        shape = torch.Size((1, 8, pixels, pixels))
+        geometry = (shape, torch.empty(shape).stride(), torch.float32, device)
+        assert _cpu.takes_alone("mish", geometry, False) is (taken and _cpu.on_core(False, True))
 
 
 def test_a_lone_norm_elsewhere_stays_as_it_is() -> None:

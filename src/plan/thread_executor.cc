@@ -1,6 +1,5 @@
-// The executor with a pool of threads: workers sleep between runs and take tasks one by one from a counter.
+// The executor with a pool of threads: workers sleep between runs and take tasks from a counter.
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -23,12 +22,11 @@ struct ThreadExecutor::Pool {
   uint64_t generation = 0;  // of the run the workers are to join
   size_t busy = 0;          // workers that have not finished it
   bool stopping = false;
-  int64_t count = 0;
   Task task = nullptr;
   void* context = nullptr;
   std::exception_ptr failure;
 
-  std::atomic<int64_t> next{0};  // the next task to hand out
+  TaskCounter tasks;
   std::vector<std::thread> threads;
 
   ~Pool() { stop(); }
@@ -61,9 +59,10 @@ struct ThreadExecutor::Pool {
   // The run cannot change under a worker: the next one starts when all are done with this one.
   void work(int worker) {
     try {
-      for (int64_t index = next++; index < count; index = next++) task(context, index, worker);
+      while (tasks.take([&](int64_t index) { task(context, index, worker); })) {
+      }
     } catch (...) {
-      next = count;
+      tasks.stop();
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::current_exception();
     }
@@ -92,10 +91,9 @@ void ThreadExecutor::run(int64_t count, Task task, void* context) {
   }
   {
     const std::lock_guard lock(pool.mutex);
-    pool.count = count;
+    pool.tasks.restart(count, concurrency());
     pool.task = task;
     pool.context = context;
-    pool.next = 0;
     pool.busy = pool.threads.size();
     ++pool.generation;
   }

@@ -36,6 +36,7 @@ class Call:
     bare: bool = False  # a convolution and its batch norm, nothing else
     alone: bool = False  # a norm or an activation, nothing else
     input: _cpu.Geometry | None = None
+    declined: _cpu.Geometry | None = None  # an input in f32 that, alone and without gradients, is PyTorch's
 
     def renewed(self, said: set[str]) -> Call:
         """For a copy of the module: nothing has run yet."""
@@ -233,13 +234,13 @@ def _fused(spec: _Spec) -> Callable[..., Any]:
     def run(module: Any, number: int, externals: list[Any], parameters: list[Any]) -> Tensor:
         call, input = module._onepass.calls[number], externals[0]
         shape, dtype = input.shape, input.dtype  # each 0.1 to 0.2 us: asked for once
-        if not (least <= len(shape) <= most and dtype.is_floating_point):
-            if not alone:
-                _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
+        fits = least <= len(shape) <= most and dtype.is_floating_point
+        if alone and not (fits and _is_taken(text, input, parameters, call)):
+            return original(module, *externals)
+        if not fits:
+            _fallback.left(call.site, _fallback.STAGES, _why_unfit(input, spec.dimensions))
             return original(module, *externals)
         block = text
-        if alone and not _is_taken(text, input, parameters, call):
-            return original(module, *externals)
         if bare and input.is_cuda and not _is_whole(text, input, parameters, call):
             return original(module, *externals)
         if bind is not None:
@@ -288,15 +289,21 @@ def _is_taken(text: str, input: Tensor, parameters: list[Any], call: Call) -> bo
     """Whether a single stage is the library's: in f32 on a CPU, where it is predicted to be faster there."""
     if torch.compiler.is_compiling() or not input.is_cpu:
         return False
-    call.input = _cpu.geometry_of(input)
+    geometry = _cpu.geometry_of(input)
+    if geometry == call.declined and not torch.is_grad_enabled():
+        return False  # 4 us less of a call that takes PyTorch 15
+    call.input, call.declined = geometry, None
     tensors = (input, *parameters)
     if _is_any_autocast_enabled() or any(tensor.dtype is not torch.float32 for tensor in tensors):
         return False
     gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     try:
-        return _cpu.takes_alone(text, call.input, gradients)
+        taken = _cpu.takes_alone(text, geometry, gradients)
     except TypeError:  # symbolic sizes have no hash
         return False
+    if not (taken or gradients):
+        call.declined = geometry
+    return taken
 
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled

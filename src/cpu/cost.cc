@@ -29,20 +29,22 @@ struct Rates {
   // Shares of the tiles' rates: convolutions by pointers of the channel tile's, planes of the pixel tile's.
   double pointer_share;
   double plane_share;
+  double gather_ns;      // per gathered term
+  double gather_run_ns;  // per run of them
 };
 
 constexpr Rates rates[] = {
     // Neoverse-V1, 2.6 GHz: tiles 64 and 52 GFLOP/s of a peak of 83, swish 0.8 ns, one core writes about 20
     // GB/s.
-    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1},
-    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1},
+    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1, 0.30, 1.2},
+    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1, 0.30, 1.2},
     // Xeon with AVX-512, peak 165 to 180 GFLOP/s. Eight convolutions of 2 to 64 channels: channel tiles run
     // at 78 to 125 GFLOP/s, pixel tiles at 49 to 79. On AVX2 they run at 35 to 68 and 33 to 48. Turning
     // panels takes 0.3 to 1.3 ns an element on AVX-512, 0.2 to 0.7 on AVX2; swish 0.3 and 0.4, gelu 0.5 and
-    // 0.65. The last two shares and the rate of memory: another Xeon, peak 243 GFLOP/s, 116 drawn blocks on
-    // every row, 2026-11-18.
-    {"avx3", 100e9, 72e9, 0.14, 0.30, 0.10, 0.50, 0.7, 20e9, 1.4, 1.5},
-    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9, 1.12, 1},
+    // 0.65. The shares and the rate of memory: another Xeon, peak 243 GFLOP/s, 116 drawn blocks on every row,
+    // 2026-11-18. Gathered terms: runs of 2, 3 and 128 take 0.78, 0.66 and 0.62 ns each, 2026-11-19.
+    {"avx3", 100e9, 72e9, 0.14, 0.30, 0.10, 0.50, 0.7, 20e9, 1.4, 1.5, 0.60, 0.30},
+    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9, 1.12, 1, 0.60, 0.30},
 };
 
 const Rates& rates_of(const Isa& isa) {
@@ -99,14 +101,12 @@ double tiled_seconds(const Rates& rate, const ConvolutionStage& convolution) {
          convolution.scattered_sums() * scattered_sum_ns * 1e-9;
 }
 
-// Convolutions by gathered terms: a run of taps takes as long to begin as four elements to copy. Planes that
-// are turned or get a border are copied before. Terms that are read in place miss L1, again for every eight
+// Convolutions by gathered terms. Planes that are turned or get a border are copied before. Terms that are read in place miss L1, again for every eight
 // channels beyond the first 16.
 double gathered_seconds(const Rates& rate, const GatheredConvolution& convolution) {
   const double products = 2 * convolution.padded_multiply_adds() / (rate.channel_tile_flops * 0.9);
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;
-  const auto run = static_cast<double>(convolution.run_width());
-  double gather_ns = rate.move_ns * (1 + 4 / run);
+  double gather_ns = rate.gather_ns + rate.gather_run_ns / static_cast<double>(convolution.run_width());
   if (convolution.has_one_tap()) gather_ns = (convolution.copies_rows() ? 2.4 : 1.2) * rate.move_ns;
   if (convolution.in_place()) gather_ns = rate.move_ns * (0.5 + 0.3 * convolution.passes_from_l2());
   return std::max(products, weights) + convolution.staged_elements() * gather_ns * 1e-9 +

@@ -140,14 +140,41 @@ void folded_columns(const GradientArguments& arguments, const Fold& fold) {
   }
 }
 
+// Whether no gap is between rows.
 template <class Body>
-void interleaved_loop(const GradientArguments& g) {
-  if constexpr (!Body::per_channel) return planar_loop<Body>(g);
+bool is_dense(const GradientArguments& g) {
   const int64_t cols = g.step.cols;
   bool dense = g.step.src_stride == cols && g.step.dst_stride == cols && g.gradient_stride == cols;
   if constexpr (Body::reads_tensor) dense &= g.step.operand_stride == cols;
   if constexpr (Body::stores_argument) dense &= g.argument_stride == cols;
-  if (const Fold fold(g.step.rows, cols); fold && dense) return folded_columns<Body>(g, fold);
+  return dense;
+}
+
+// Nothing per channel: rows are one where no gap is between them. Two channels in channels last fill no
+// vector: swish | group_norm(2) @ 164x2x88x56, forward and back, takes 2.4 ms on two threads of a Xeon with
+// AVX-512, row by row 5.3.
+template <class Body>
+void plain_loop(const GradientArguments& arguments) {
+  GradientArguments g = arguments;
+  if (is_dense<Body>(g)) {
+    g.step.cols *= g.step.rows;
+    g.step.rows = 1;
+  }
+  planar_loop<Body>(g);
+}
+
+template <class Body>
+void planar_gradient(const GradientArguments& g) {
+  if constexpr (!Body::per_channel) return plain_loop<Body>(g);
+  planar_loop<Body>(g);
+}
+
+template <class Body>
+void interleaved_gradient(const GradientArguments& g) {
+  if constexpr (!Body::per_channel) return plain_loop<Body>(g);
+  if (const Fold fold(g.step.rows, g.step.cols); fold && is_dense<Body>(g)) {
+    return folded_columns<Body>(g, fold);
+  }
   all_columns<Body>(g);
 }
 
@@ -399,8 +426,8 @@ template <int kStep, Affine kAffine, bool kArgument>
 void add_gradient(Isa& isa) {
   GradientFunction(&functions)[2][2] = isa.gradients[kStep][kAffine == Affine::norm];
   using Body = StepBack<kStep, kAffine, kArgument>;
-  functions[planar_index][kArgument] = &planar_loop<Body, GradientArguments>;
-  functions[interleaved_index][kArgument] = &interleaved_loop<Body>;
+  functions[planar_index][kArgument] = &planar_gradient<Body>;
+  functions[interleaved_index][kArgument] = &interleaved_gradient<Body>;
 }
 
 template <int kStep>

@@ -37,7 +37,8 @@ class ONEPASS_API Executor {
 class TaskCounter {
  public:
   explicit TaskCounter(int64_t count = 0, int workers = 1)
-      : count_(count), step_(std::max<int64_t>(1, count / (int64_t{turns_of_worker} * std::max(1, workers)))) {}
+      : count_(count),
+        step_(std::max<int64_t>(1, count / (int64_t{turns_of_worker} * std::max(1, workers)))) {}
   // Only while no worker takes.
   void restart(int64_t count, int workers) {
     const TaskCounter fresh(count, workers);

@@ -48,8 +48,8 @@ AtenTensorHandle empty_strided(const Shape& sizes, const Shape& strides, int32_t
 }
 
 // glibc maps larger memory anew for every tensor, and the system clears it at the first write to each page.
-// hardswish | leaky_relu of 48 MB on two threads of a Xeon takes 23 ms with pages of 4 KiB, 13 with huge ones,
-// eager 35 to 42.
+// hardswish | leaky_relu of 48 MB on two threads of a Xeon takes 23 ms with pages of 4 KiB, 13 with huge
+// ones, eager 35 to 42.
 constexpr int64_t least_huge_bytes = int64_t{32} << 20;
 constexpr uintptr_t huge_page = uintptr_t{2} << 20;
 

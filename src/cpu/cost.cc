@@ -101,8 +101,8 @@ double tiled_seconds(const Rates& rate, const ConvolutionStage& convolution) {
          convolution.scattered_sums() * scattered_sum_ns * 1e-9;
 }
 
-// Convolutions by gathered terms. Planes that are turned or get a border are copied before. Terms that are read in place miss L1, again for every eight
-// channels beyond the first 16.
+// Convolutions by gathered terms. Planes that are turned or get a border are copied before. Terms that are
+// read in place miss L1, again for every eight channels beyond the first 16.
 double gathered_seconds(const Rates& rate, const GatheredConvolution& convolution) {
   const double products = 2 * convolution.padded_multiply_adds() / (rate.channel_tile_flops * 0.9);
   const double weights = convolution.read_weights() * sizeof(float) / rate.bytes_per_second;

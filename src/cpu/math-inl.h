@@ -248,9 +248,9 @@ HWY_INLINE V log1p(Exponential<V> e) {
   const V u = math::bounded_exp(maximum(hn::Neg(hn::Abs(e.x)), constant<V>(-104.0)));
   // log(1 + u) = u + u^2 q(u) for 0 <= u <= 1, relative error 5.2e-9; each coefficient was rounded to a float
   // before the next was fitted
-  const V q = math::polynomial(u, -0.0032910797745, 0.0200884696096, -0.0574604868889, 0.106613710523,
-                               -0.153449773788, 0.196921214461, -0.249580204487, 0.333304643631,
-                               -0.499999314547);
+  const V q =
+      math::polynomial(u, -0.0032910797745, 0.0200884696096, -0.0574604868889, 0.106613710523,
+                       -0.153449773788, 0.196921214461, -0.249580204487, 0.333304643631, -0.499999314547);
   const V rest = hn::MulAdd(q, hn::Mul(u, u), u);
   return hn::Add(maximum(e.x, constant<V>(0.0)), rest);
 }

@@ -83,8 +83,8 @@ class ONEPASS_API ThreadExecutor final : public Executor {
 
   int concurrency() const override;
   // Calls of several threads run one after another. A task must not call run() of its own executor.
-  // The first exception of a task is thrown again here, after the tasks in progress; the others are not
-  // begun.
+  // The first exception of a task is thrown again here, after what the workers have taken; the other tasks
+  // are not begun.
   void run(int64_t count, Task task, void* context) override;
 
  private:

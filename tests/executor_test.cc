@@ -32,6 +32,20 @@ TEST(ThreadExecutor, RunsEachTaskOnceAndNoWorkerTwiceAtATime) {
   }
 }
 
+TEST(TaskCounter, GivesFewTasksOneByOneAndManyInRunsUntilItIsStopped) {
+  const auto taken = [](TaskCounter& tasks) {
+    int64_t found = 0;
+    tasks.take([&](int64_t) { ++found; });
+    return found;
+  };
+  TaskCounter few(60, 2);
+  EXPECT_EQ(taken(few), 1);
+  TaskCounter many(6400, 2);
+  EXPECT_EQ(taken(many), 100);
+  many.stop();
+  EXPECT_EQ(taken(many), 0);
+}
+
 TEST(ThreadExecutor, AllItsThreadsWorkAtATime) {
   ThreadExecutor executor(3);
   std::atomic<int> arrived = 0;

@@ -28,6 +28,9 @@ struct Arguments {
   // Where it is not null, a GPU's plan adds the number of samples that overflow its fast arithmetic and are
   // recomputed in f32. It is memory of the GPU or a counter of cuda::new_counter.
   int64_t* redone = nullptr;
+  // Memory that Plan::pack has filled from the parameters as they are: the call packs no weights then. Null:
+  // it packs them itself.
+  const void* packed = nullptr;
 };
 
 struct PlanOptions {
@@ -72,6 +75,11 @@ class ONEPASS_API Plan {
   const std::string& strategy() const { return strategy_; }
   const std::vector<Candidate>& candidates() const { return candidates_; }
   size_t workspace_bytes() const;
+  // Bytes of packed weights that a caller may keep for later calls; 0 where the row keeps none.
+  size_t packed_bytes() const;
+  // Plans with the same number, and of the same GPU, read each other's packed weights; 0 where there are
+  // none.
+  uint64_t packing() const;
   Accuracy accuracy() const;
   // Every row with its cost or its reason, then the numbers of the chosen one.
   std::string explain() const;
@@ -81,6 +89,11 @@ class ONEPASS_API Plan {
   void run(const Arguments& arguments, void* workspace, Executor& executor) const;
   // The same for a plan of a GPU. All memory is that GPU's. The call returns once the work is on the stream.
   void run(const Arguments& arguments, void* workspace, Stream stream) const;
+
+  // Packs the convolution's parameters into `packed`, of packed_bytes() bytes aligned to 64. It serves
+  // Arguments::packed until one of them changes, which nobody notices here.
+  void pack(const std::vector<const void*>& parameters, void* packed, Executor& executor) const;
+  void pack(const std::vector<const void*>& parameters, void* packed, Stream stream) const;
 
  private:
   friend ONEPASS_API Plan plan(const Problem& problem, const PlanOptions& options);

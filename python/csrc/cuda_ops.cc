@@ -161,6 +161,7 @@ struct CudaWhole {
   std::vector<Layout> layouts;
   std::vector<bool> copied;
   TensorSpec statistics;
+  uint64_t packing;  // of the plan
 };
 
 struct CudaWholeBackward {
@@ -178,8 +179,10 @@ std::shared_ptr<const CudaWhole> whole_plan(const std::string& block, const Call
   return cache.get(key_of(block, call, numerics), [&] {
     WholeProblem whole(block, call.specs(), numerics, call.place.index);
     TensorSpec statistics = statistics_spec(whole.problem);
-    return CudaWhole{plan(whole.problem, plan_options(call.place.index)), std::move(whole.layouts),
-                     std::move(whole.copied), std::move(statistics)};
+    Plan made = plan(whole.problem, plan_options(call.place.index));
+    const uint64_t packing = made.packing();
+    return CudaWhole{std::move(made), std::move(whole.layouts), std::move(whole.copied),
+                     std::move(statistics), packing};
   });
 }
 
@@ -209,14 +212,15 @@ void copy_some(std::vector<Tensor>& parameters, const std::vector<bool>& copied,
   }
 }
 
+// `packed`: weights that the plan has packed before, or null.
 Tensor run_whole(const CudaWhole& prepared, const Tensor& input, std::vector<Tensor> parameters,
-                 float* statistics, int64_t redone, const Place& place) {
+                 float* statistics, int64_t redone, const Place& place, const void* packed = nullptr) {
   const Plan& plan = prepared.plan;
   Tensor output = empty(plan.problem().output, place);
   copy_some(parameters, prepared.copied, prepared.layouts);
   const Workspace workspace(plan.workspace_bytes(), place);
   plan.run({input.const_data_ptr(), output.mutable_data_ptr(), addresses_of(parameters), statistics,
-            counter_of(redone, place.index)},
+            counter_of(redone, place.index), packed},
            workspace.data(), current_stream(place.index));
   return output;
 }
@@ -237,6 +241,34 @@ std::tuple<Tensor, Tensor> whole_forward_with_statistics(const Tensor& input,
   Tensor statistics = empty(prepared->statistics, call.place);
   auto* memory = static_cast<float*>(statistics.mutable_data_ptr());
   return {run_whole(*prepared, input, parameters, memory, redone, call.place), statistics};
+}
+
+// --- With packed weights that a frozen model keeps (frozen_ops.cc) ---
+int64_t frozen_packing(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
+                       const std::string& numerics) {
+  return static_cast<int64_t>(whole_plan(block, {input, parameters}, numerics)->packing);
+}
+
+Tensor frozen_pack(const Tensor& input, std::vector<Tensor> parameters, const std::string& block,
+                   const std::string& numerics) {
+  const CallTensors call(input, parameters);
+  const Place place = call.place;
+  const auto prepared = whole_plan(block, call, numerics);
+  copy_some(parameters, prepared->copied, prepared->layouts);
+  Tensor packed = empty_bytes(prepared->plan.packed_bytes(), place);
+  prepared->plan.pack(addresses_of(parameters), packed.mutable_data_ptr(), current_stream(place.index));
+  return packed;
+}
+
+// A plan that was made anew since may pack otherwise: then it packs itself.
+Tensor frozen_forward(const Tensor& input, const std::vector<Tensor>& parameters, const std::string& block,
+                      const std::string& numerics, const Tensor& packed, int64_t packing, int64_t redone) {
+  const CallTensors call(input, parameters);
+  require_place(packed, call.place);
+  const auto prepared = whole_plan(block, call, numerics);
+  const bool fits = static_cast<int64_t>(prepared->packing) == packing;
+  return run_whole(*prepared, input, parameters, nullptr, redone, call.place,
+                   fits ? packed.const_data_ptr() : nullptr);
 }
 
 bool is_worth_fusing(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
@@ -380,6 +412,9 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, library) {
   library.impl("whole_forward", boxed<whole_forward>);
   library.impl("whole_forward_with_statistics", boxed<whole_forward_with_statistics>);
   library.impl("whole_backward", boxed<whole_backward>);
+  library.impl("frozen_packing", boxed<frozen_packing>);
+  library.impl("frozen_pack", boxed<frozen_pack>);
+  library.impl("frozen_forward", boxed<frozen_forward>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {

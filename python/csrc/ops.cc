@@ -12,78 +12,18 @@
 
 #include "boxed.h"
 #include "describe.h"
+#include "forward_plan.h"
 #include "onepass/onepass.h"
-#include "plan_cache.h"
 #include "problem.h"
 #include "torch_executor.h"
 
 namespace onepass::torch_binding {
 namespace {
 
-// PyTorch's number of a type, as operators take it.
-using TorchDType = torch::headeronly::ScalarType;
-
-struct ForwardPlan {
-  Plan plan;
-  std::vector<bool> copied;
-  TensorSpec statistics;
-};
-
 struct BackwardPlanOfCall {
   BackwardPlan plan;
   std::vector<bool> copied;
 };
-
-// A predicted run this short stays on the calling thread: to wake PyTorch's pool takes 5 to 20 microseconds.
-// Results do not depend on the number of threads.
-constexpr double least_seconds_to_share = 30e-6;
-
-template <class AnyPlan>
-bool is_short(const AnyPlan& plan) {
-  const auto is_chosen = [&](const Candidate& row) { return row.strategy == plan.strategy(); };
-  return std::ranges::find_if(plan.candidates(), is_chosen)->seconds < least_seconds_to_share;
-}
-
-Plan plan_for_threads(Problem problem, int threads, const PlanOptions& options = {}) {
-  problem.device = Device::cpu(1);
-  Plan serial = plan(problem, options);
-  if (threads == 1 || is_short(serial)) return serial;
-  problem.device = Device::cpu(threads);
-  return plan(problem, options);
-}
-
-BackwardPlan plan_for_threads(BackwardProblem problem, int threads) {
-  problem.forward.device = Device::cpu(1);
-  BackwardPlan serial = plan_backward(problem);
-  if (threads == 1 || is_short(serial)) return serial;
-  problem.forward.device = Device::cpu(threads);
-  return plan_backward(problem);
-}
-
-ForwardPlan make_forward(const std::string& block, const CallSpecs& specs, DType out_dtype, int threads) {
-  CallProblem call(block, specs, out_dtype, Copies::few);
-  return {plan_for_threads(call.problem, threads), std::move(call.copied), statistics_spec(call.problem)};
-}
-
-PlanKey key_of(const std::string& block, const CallTensors& call, int threads) {
-  PlanKey key(block, threads);
-  call.add_to(key);
-  return key;
-}
-
-PlanKey key_of(const std::string& block, const CallTensors& call, DType out_dtype, int threads) {
-  PlanKey key = key_of(block, call, threads);
-  key.add(static_cast<int64_t>(out_dtype));
-  return key;
-}
-
-std::shared_ptr<const ForwardPlan> forward_plan(const std::string& block, const CallTensors& call,
-                                                std::optional<TorchDType> out_dtype, int threads) {
-  static PlanCache<ForwardPlan> cache;
-  const DType out = dtype_of(out_dtype.value_or(call.input.scalar_type()));
-  return cache.get(key_of(block, call, out, threads),
-                   [&] { return make_forward(block, call.specs(), out, threads); });
-}
 
 BackwardPlanOfCall make_backward(const std::string& block, const CallSpecs& specs, const TensorSpec& gradient,
                                  std::vector<bool> wanted, int threads) {
@@ -101,31 +41,6 @@ std::shared_ptr<const BackwardPlanOfCall> backward_plan(const std::string& block
   for (const bool want : wanted) key.add(want);
   return cache.get(
       key, [&] { return make_backward(block, call.specs(), spec_of(output_gradient), wanted, threads); });
-}
-
-// The workspace of one run. To ask PyTorch for memory takes a microsecond: a small one is on the stack.
-class Workspace {
- public:
-  explicit Workspace(size_t bytes) {
-    if (bytes > sizeof(small_)) large_.emplace(empty_bytes(bytes, {}));
-  }
-  void* data() { return large_ ? large_->mutable_data_ptr() : small_; }
-
- private:
-  alignas(64) std::byte small_[8192];
-  std::optional<Tensor> large_;
-};
-
-Tensor run_forward(const ForwardPlan& prepared, const Tensor& input, std::span<const Tensor> parameters,
-                   float* statistics) {
-  const Plan& plan = prepared.plan;
-  ReadParameters read(parameters, prepared.copied);
-  Tensor output = empty(plan.problem().output);
-  Workspace workspace(plan.workspace_bytes());
-  TorchExecutor executor(plan.problem().device.threads);
-  plan.run({input.const_data_ptr(), output.mutable_data_ptr(), read.take_addresses(), statistics},
-           workspace.data(), executor);
-  return output;
 }
 
 // On a CPU all numerics are the same arithmetic.

@@ -8,6 +8,7 @@ from onepass._redone import SlowPathWarning
 from onepass.block import Block
 from onepass.compiling import registration as _registration
 from onepass.explain import explain
+from onepass.freezing import freeze, unfreeze
 from onepass.fuse import fuse, unfuse
 from onepass.report import report
 from onepass.tuning import tune
@@ -19,12 +20,14 @@ __all__ = [
     "__version__",
     "available",
     "explain",
+    "freeze",
     "functional",
     "fuse",
     "numerics",
     "report",
     "tune",
     "unavailable_reason",
+    "unfreeze",
     "unfuse",
 ]
 

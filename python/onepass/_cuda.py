@@ -46,6 +46,13 @@ def apply(
             if description.after_conv is None:
                 return applied(_Convolution, (description, words, site), (input, *parameters))
             return applied(_Whole, (block, words, site), (input, *parameters))
+        if not isinstance(site, str) and site.frozen is not None:
+            count = description.conv_parameters
+            kept = site.frozen.find((block, words[0]), input, parameters, count)
+            if kept is not None:
+                operator, numerics = torch.ops.onepass.frozen_forward.default, words[0]
+                packed, packing, redone = kept.tensor, kept.packing, counter(site, input)
+                return _call(operator, input, parameters, block, numerics, packed, packing, redone)
         operator = torch.ops.onepass.whole_forward.default
         return _call(operator, input, parameters, block, words[0], counter(site, input))
     count = description.conv_parameters

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from onepass._frozen import Frozen
 from onepass._own_code import LIBRARIES
 from onepass._redone import Counted
 
@@ -39,10 +40,10 @@ class Site(Counted):
     It counts calls that leave the fused path, by what ran and why, and samples that a GPU computes again. A
     copy starts at zero. `said` holds what was warned of; the chains of one module share it. `numerics` is the
     policy of its blocks, None for onepass.numerics(). `layer` is what a report calls the block, `name` the
-    module that runs it.
+    module that runs it. `frozen` has the packed weights of a frozen model.
     """
 
-    __slots__ = ("counts", "name", "numerics", "said")
+    __slots__ = ("counts", "frozen", "name", "numerics", "said")
 
     def __init__(
         self, name: str, said: set[str] | None = None, numerics: str | None = None, layer: str | None = None
@@ -50,6 +51,7 @@ class Site(Counted):
         super().__init__(layer or name)
         self.name = name
         self.numerics = numerics
+        self.frozen: Frozen | None = None
         self.counts: dict[str, int] = {}
         self.said: set[str] = set() if said is None else said
 

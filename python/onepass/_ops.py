@@ -15,6 +15,7 @@ from onepass._description import Description, describe
 from onepass._differentiable import Differentiable
 from onepass._fakes import fake_forward
 from onepass._fallback import Site, tracing, transforming
+from onepass._frozen import Packed
 from onepass._types import lowered_dtype, result_dtype
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -134,6 +135,10 @@ def run_block(
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return applied(Differentiable, (block, out_dtype), (input, *parameters))
+    if not isinstance(site, str) and site.frozen is not None and same and out_dtype is None:
+        kept = _kept_weights(block, input, parameters, site)
+        if kept is not None:
+            return _forward_frozen(input, parameters, block, "", kept.tensor, kept.packing)
     if geometry is None:  # torch.compile may trace it, which does not know the other
         return _forward(input, parameters, block, out_dtype)
     return _forward_now(input, parameters, block, out_dtype)
@@ -167,6 +172,15 @@ def _run_apart(
     )
 
 
+def _kept_weights(block: str, input: Tensor, parameters: Sequence[Tensor], site: Site) -> Packed | None:
+    """What a frozen place has packed for a call on a CPU."""
+    count = describe(block).conv_parameters
+    if count == 0 or input.is_meta or torch.compiler.is_compiling():
+        return None
+    return site.frozen.find((block, "", torch.get_num_threads()), input, parameters, count)
+
+
+_forward_frozen = torch.ops.onepass.frozen_forward.default if _library.available() else None
 _forward = torch.ops.onepass.forward.default if _library.available() else None
 _forward_now = getattr(_forward, "_op", _forward)  # what it calls itself, without a frame: 0.3 us
 

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from onepass import _batch_norm, _cpu, _cuda, _fallback, _ops
 from onepass._description import Norm, describe
 from onepass._fallback import Site
+from onepass._frozen import Frozen
 from onepass._match import Chain
 from onepass._stage import Affine, Attribute, BatchNorm, Operand
 from onepass._values import constant_key
@@ -108,6 +109,7 @@ def _replace(
     layer = ".".join(part for part in (name, *chain.modules[:1]) if part) or text
     spec = _spec(chain, text, _original(chain, externals, name))
     own = Site(site.name, site.said, site.numerics, layer)
+    own.frozen = None if site.frozen is None else Frozen()
     call = Call(text, tuple(chain.modules), text, own, spec.bare, spec.alone)
     function = _fused(spec)
     # As early as its operands allow, so that it reads its input where the first stage did.

@@ -121,6 +121,12 @@ def state_of(module: nn.Module) -> State | None:
     return vars(module).get("_onepass")
 
 
+def sites_of(module: nn.Module) -> list[Site]:
+    """That of the module's own calls, and those of its chains."""
+    state = state_of(module)
+    return [] if state is None else [state.site, *(call.site for call in state.calls)]
+
+
 def nothing_fuses(module: nn.Module) -> str:
     """Why a module without a variant for its mode runs its original forward."""
     return f"nothing fuses in {'training' if module.training else 'evaluation'} mode"

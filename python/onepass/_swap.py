@@ -21,7 +21,7 @@ from onepass._refused import Refused
 from onepass._rewrite import compile_once
 from onepass._rewriter import Rewriter
 from onepass._shadow import class_of, shared_classes
-from onepass._state import State, nothing_fuses, root_name, state_of, why_original
+from onepass._state import State, nothing_fuses, root_name, sites_of, state_of, why_original
 from onepass._trace import Pattern, call_patterns
 from onepass.compiling import is_compiling_here
 
@@ -164,6 +164,8 @@ def _make_class(cls: type) -> type:
         "__deepcopy__": _deepcopy,
         "__prepare_scriptable__": _prepare_scriptable,
         "extra_repr": _extra_repr,
+        "_apply": _apply,
+        "_load_from_state_dict": _load_from_state_dict,
     }
     for name in ("__copy__", "__deepcopy__"):
         if hasattr(cls, name):
@@ -188,6 +190,24 @@ def _extra_repr(self: nn.Module) -> str:
     )
     waiting = ["(fused when it is first called)"] if state.waits else []
     return "\n".join(line for line in (own, *waiting, *blocks) if line)
+
+
+def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """As the class does; packed weights are of the parameters before."""
+    type(self)._onepass_original._apply(self, *args, **kwargs)
+    _drop_packed(self)
+    return self
+
+
+def _load_from_state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    type(self)._onepass_original._load_from_state_dict(self, *args, **kwargs)
+    _drop_packed(self)
+
+
+def _drop_packed(module: nn.Module) -> None:
+    for site in sites_of(module):
+        if site.frozen is not None:
+            site.frozen.drop()
 
 
 # --- The forward --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,19 @@ class Block(nn.Module):
             {}
         """
         return {} if self._site is None else dict(self._site.counts)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
+        super()._apply(*args, **kwargs)
+        self._drop_packed()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._drop_packed()
+
+    def _drop_packed(self) -> None:
+        if self._site is not None and self._site.frozen is not None:
+            self._site.frozen.drop()
 
     def extra_repr(self) -> str:
         """The block's text."""

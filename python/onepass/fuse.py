@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from onepass import _fallback, _library, _numerics, _swap
+from onepass import _fallback, _library, _numerics, _swap, freezing
 from onepass._refused import Refused
 from onepass._rewriter import NORMS, Rewriter
 from onepass._shadow import shared_classes
@@ -17,7 +17,12 @@ FilterFn = Callable[[str, nn.Module], bool]
 
 
 def fuse(
-    model: nn.Module, *, conv: str = "fuse", filter_fn: FilterFn | None = None, numerics: str | None = None
+    model: nn.Module,
+    *,
+    conv: str = "fuse",
+    filter_fn: FilterFn | None = None,
+    numerics: str | None = None,
+    freeze: bool = False,
 ) -> nn.Module:
     """Makes every matching chain of the model run as one block, in place, and returns the model.
 
@@ -34,6 +39,7 @@ def fuse(
         filter_fn: Says by name and module whether a module's forward may be rewritten.
         numerics: "pytorch", "strict" or "fast" for this model's blocks; by default that of
             onepass.numerics().
+        freeze: Keeps packed weights from call to call, as onepass.freeze.
 
     Returns:
         The same model.
@@ -60,7 +66,7 @@ def fuse(
         return model
     with shared_classes():
         Session(model, conv, filter_fn or (lambda name, module: True), reasons, numerics=numerics).run()
-    return model
+    return freezing.freeze(model) if freeze else model
 
 
 def unfuse(model: nn.Module) -> nn.Module:

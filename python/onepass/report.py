@@ -13,6 +13,7 @@ from torch import nn
 from onepass import _cpu, _fallback, _library
 from onepass._conv_gradients import format_of
 from onepass._description import describe
+from onepass._fallback import Site
 from onepass._redone import explanation
 from onepass._rewrite import Call
 from onepass._state import Variant, root_name, skipped_reasons, state_of, why_original
@@ -56,6 +57,27 @@ class Redone:
 
 
 @dataclasses.dataclass(frozen=True)
+class Kept:
+    """A layer of a frozen model: what it keeps beside its parameters, and why calls packed by themselves.
+
+    Layers whose plans pack nothing have none.
+    """
+
+    name: str
+    bytes: int
+    changes: int  # of weights that were packed
+    packed_by_calls: dict[str, int]  # calls by reason
+
+    def __str__(self) -> str:
+        parts = [f"{self.bytes / 1e6:.1f} MB of packed weights"]
+        if self.changes:
+            parts.append(f"packed anew after {self.changes} {'change' if self.changes == 1 else 'changes'}")
+        for reason, calls in self.packed_by_calls.items():
+            parts.append(f"{calls} {'call' if calls == 1 else 'calls'} packed them: {reason}")
+        return "; ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """All entries of a model, and the calls that left the fused path; prints as a table.
 
@@ -64,6 +86,7 @@ class Report:
         skipped: The modules that do not, with the reasons.
         fallbacks: Calls so far that left the fused path, by module and reason, those of Blocks too.
         redone: Layers of which a GPU computed samples again.
+        frozen: What the layers of a frozen model keep.
 
     Examples:
         >>> import onepass
@@ -77,6 +100,7 @@ class Report:
     skipped: list[Entry]
     fallbacks: list[Fallback] = dataclasses.field(default_factory=list)
     redone: list[Redone] = dataclasses.field(default_factory=list)
+    frozen: list[Kept] = dataclasses.field(default_factory=list)
     was_fused: bool = True  # whether onepass.fuse was called for the model
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,6 +110,7 @@ class Report:
             "skipped": [{"name": entry.name, "reason": entry.reason} for entry in self.skipped],
             "fallbacks": [dataclasses.asdict(fallback) for fallback in self.fallbacks],
             "redone": [dataclasses.asdict(layer) for layer in self.redone],
+            "frozen": [dataclasses.asdict(layer) for layer in self.frozen],
             "was_fused": self.was_fused,
         }
 
@@ -105,6 +130,9 @@ class Report:
         if self.redone:
             lines += ["", "slow:"]
             lines += _table([(layer.name, explanation(layer.samples)) for layer in self.redone])
+        if self.frozen:
+            lines += ["", f"frozen, {sum(layer.bytes for layer in self.frozen) / 1e6:.1f} MB:"]
+            lines += _table([(layer.name, str(layer)) for layer in self.frozen])
         return "\n".join(lines)
 
 
@@ -152,7 +180,7 @@ def report(model: nn.Module) -> Report | CompiledReport:
         ] or state.variants
         fused += _entries(name or "", variants, root_name(model))
     fallbacks = [found for name, module in model.named_modules() for found in _fallbacks(name, module, model)]
-    return Report(fused, skipped, fallbacks, _redone(model), _was_fused(model))
+    return Report(fused, skipped, fallbacks, _redone(model), _frozen(model), _was_fused(model))
 
 
 def _was_fused(model: nn.Module) -> bool:
@@ -164,13 +192,29 @@ def _was_fused(model: nn.Module) -> bool:
 
 def _redone(model: nn.Module) -> list[Redone]:
     samples: dict[str, int] = {}
-    for name, module in model.named_modules():
-        sites = [(name or module.text, module._site)] if isinstance(module, Block) and module._site else []
-        state = state_of(module)
-        calls = state.calls if state else []
-        for layer, site in [*sites, *((call.site.layer, call.site) for call in calls)]:
-            samples[layer] = samples.get(layer, 0) + site.samples(wait=True)
+    for layer, site in _layers(model):
+        samples[layer] = samples.get(layer, 0) + site.samples(wait=True)
     return [Redone(layer, count) for layer, count in samples.items() if count > 0]
+
+
+def _frozen(model: nn.Module) -> list[Kept]:
+    kept: dict[str, Kept] = {}
+    for layer, site in _layers(model):
+        if (own := site.frozen) is None or not (own.bytes or own.changes or own.reasons):
+            continue
+        before = kept.get(layer, Kept(layer, 0, 0, {}))
+        reasons = Counter(before.packed_by_calls) + Counter(own.reasons)
+        kept[layer] = Kept(layer, before.bytes + own.bytes, before.changes + own.changes, dict(reasons))
+    return list(kept.values())
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Site]]:
+    """Every place that runs a block, by the name of its first module."""
+    for name, module in model.named_modules():
+        if isinstance(module, Block) and module._site:
+            yield name or module.text, module._site
+        state = state_of(module)
+        yield from ((call.site.layer, call.site) for call in (state.calls if state else ()))
 
 
 def _entries(name: str, variants: list[Variant], root_name: str) -> list[Entry]:

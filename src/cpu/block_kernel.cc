@@ -194,6 +194,28 @@ void BlockKernel::lay_out_workspace() {
   workspace_floats_ = layout.floats();
 }
 
+int64_t BlockKernel::kept_weights_at() const {
+  return round_up(convolution_->packed_floats(), alignment_floats);
+}
+
+// Nothing where the weights are read as they lie: then little more than the bias is packed.
+size_t BlockKernel::packed_bytes() const {
+  if (!convolution_) return 0;
+  const int64_t floats = kept_weights_at() + copied_weights_;
+  if (floats < element_count(problem_.parameters[0].sizes)) return 0;
+  return static_cast<size_t>(floats) * sizeof(float);
+}
+
+// Tiles and segments follow from the whole problem: plans of other sizes pack otherwise.
+uint64_t BlockKernel::packing() const {
+  if (packed_bytes() == 0) return 0;
+  const std::string text = problem_.text() + ' ' + std::to_string(problem_.device.threads) + ' ' + isa_.name +
+                           ' ' + std::to_string(static_cast<int>(*lanes_));
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return std::max<uint64_t>(1, hash);
+}
+
 std::string BlockKernel::describe() const {
   static constexpr const char* middles[] = {
       "nowhere: there is no second pass", "in the output, normalised there while in cache",

@@ -54,8 +54,11 @@ class BlockKernel final : public Kernel {
   BlockKernel(const Problem& problem, const Isa& isa, std::optional<Lanes> lanes);
 
   size_t workspace_bytes() const override { return static_cast<size_t>(workspace_floats_) * sizeof(float); }
+  size_t packed_bytes() const override;
+  uint64_t packing() const override;
   std::string describe() const override;
   void run(const Arguments& arguments, void* workspace, Executor& executor) const override;
+  void pack(const std::vector<const void*>& parameters, void* packed, Executor& executor) const override;
 
   const Convolver* convolution() const { return convolution_.get(); }
   // Weights of the convolution that are copied before, for the cost.
@@ -103,6 +106,8 @@ class BlockKernel final : public Kernel {
   void choose_wave();
   void lay_out_workspace();
   void copy_weights(const void* weights, float* to, Executor& executor) const;
+  // What is kept: what the convolver packs, and behind it the weights where they are copied.
+  int64_t kept_weights_at() const;
   void run_waves(const Arguments& arguments, void* workspace, Executor& executor) const;
 
   int64_t unit_count() const { return batch_ * units_.per_sample; }

@@ -66,10 +66,27 @@ void BlockKernel::run(const Arguments& arguments, void* workspace, Executor& exe
   if (batch_ == 0) return;
   if (copied_weights_ == 0) return run_waves(arguments, workspace, executor);
   Arguments copied = arguments;
-  float* weights = static_cast<float*>(workspace) + weights_at_;
-  copy_weights(arguments.parameters[0], weights, executor);
-  copied.parameters[0] = weights;
+  if (arguments.packed != nullptr) {
+    copied.parameters[0] = static_cast<const float*>(arguments.packed) + kept_weights_at();
+  } else {
+    float* weights = static_cast<float*>(workspace) + weights_at_;
+    copy_weights(arguments.parameters[0], weights, executor);
+    copied.parameters[0] = weights;
+  }
   run_waves(copied, workspace, executor);
+}
+
+void BlockKernel::pack(const std::vector<const void*>& parameters, void* packed, Executor& executor) const {
+  std::vector<float> vectors(static_cast<size_t>(chain_.workspace_floats));
+  chain_.load_parameters(problem_, parameters, vectors.data());
+  const void* weights = parameters[0];
+  if (copied_weights_ > 0) {
+    float* const copy = static_cast<float*>(packed) + kept_weights_at();
+    copy_weights(weights, copy, executor);
+    weights = copy;
+  }
+  const float* bias = chain_.values_or_null(chain_.conv_bias, 0, vectors.data());
+  convolution_->pack(weights, bias, static_cast<float*>(packed), executor);
 }
 
 // [tap][channel] becomes [channel][tap] for each of the outermost channels.
@@ -96,7 +113,7 @@ void BlockKernel::copy_weights(const void* weights, float* to, Executor& executo
 void BlockKernel::run_waves(const Arguments& arguments, void* workspace, Executor& executor) const {
   Call call{arguments, static_cast<float*>(workspace), 0};
   chain_.load_parameters(problem_, arguments.parameters, call.floats);
-  if (convolution_) {
+  if (convolution_ && arguments.packed == nullptr) {
     const float* bias = chain_.values_or_null(chain_.conv_bias, 0, call.floats);
     convolution_->pack(arguments.parameters[0], bias, call.floats + packed_at_, executor);
   }
@@ -187,10 +204,12 @@ void BlockKernel::convolve_task(const Call& call, Range units, int64_t task, int
       process(call, first_, unit, worker, panel.region, {panel.data, panel.stride}, panel.bound, panel.data,
               panel.stride, sink, statistics_ ? &running : nullptr);
     };
+    const float* const packed = call.arguments.packed != nullptr
+                                    ? static_cast<const float*>(call.arguments.packed)
+                                    : call.floats + packed_at_;
     const bool window_is_staged = segment > begin && convolution_->share_window(segment - 1, segment);
     const Range samples{first_sample, first_sample + units.size()};
-    convolution_->run(call.arguments, call.floats + packed_at_, scratch,
-                      {samples, segment, block, window_is_staged}, consume);
+    convolution_->run(call.arguments, packed, scratch, {samples, segment, block, window_is_staged}, consume);
     keep();
   }
 }

@@ -61,6 +61,8 @@ std::string explain_choice(const std::string& problem, const std::string& chosen
   }
   std::istringstream lines(built.describe());
   for (std::string line; std::getline(lines, line);) out << "  " << line << '\n';
+  if (built.packed_bytes() > 0)
+    out << "  frozen: " << built.packed_bytes() << " bytes of packed weights may be kept\n";
   for (const std::string& line : built.numerics()) out << "  numerics: " << line << '\n';
   if (fit != nullptr) {
     out << std::setprecision(3) << "  prediction: typically " << fit->typical
@@ -69,12 +71,22 @@ std::string explain_choice(const std::string& problem, const std::string& chosen
   return out.str();
 }
 
+void check_parameters(size_t given, const Problem& problem) {
+  if (given == problem.parameters.size()) return;
+  throw Error("the call has " + std::to_string(given) + " parameters, the block takes " +
+              std::to_string(problem.parameters.size()));
+}
+
+void check_packed(const Problem& problem, const BuiltStrategy& built, const void* packed) {
+  const size_t bytes = built.packed_bytes();
+  if (bytes == 0) throw Error(problem.text() + ": its plan keeps no packed weights");
+  if (packed == nullptr || reinterpret_cast<uintptr_t>(packed) % 64 != 0)
+    throw Error("the packed weights must be " + std::to_string(bytes) + " bytes aligned to 64");
+}
+
 void check_call(size_t given_parameters, const Problem& problem, const BuiltStrategy& built,
                 const void* workspace) {
-  if (given_parameters != problem.parameters.size()) {
-    throw Error("the call has " + std::to_string(given_parameters) + " parameters, the block takes " +
-                std::to_string(problem.parameters.size()));
-  }
+  check_parameters(given_parameters, problem);
   const size_t bytes = built.workspace_bytes();
   if (bytes > 0 && (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 64 != 0)) {
     throw Error("the workspace must be " + std::to_string(bytes) + " bytes aligned to 64");

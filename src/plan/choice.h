@@ -66,6 +66,9 @@ std::string explain_choice(const std::string& problem, const std::string& chosen
 // Throws Error unless a call fits its plan.
 void check_call(size_t given_parameters, const Problem& problem, const BuiltStrategy& built,
                 const void* workspace);
+void check_parameters(size_t given, const Problem& problem);
+// Throws Error unless the row keeps packed weights and the memory is aligned.
+void check_packed(const Problem& problem, const BuiltStrategy& built, const void* packed);
 void check_executor(const Problem& problem, const Executor& executor);
 
 }  // namespace onepass

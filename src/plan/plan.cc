@@ -29,6 +29,8 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
 }
 
 size_t Plan::workspace_bytes() const { return kernel_->workspace_bytes(); }
+size_t Plan::packed_bytes() const { return kernel_->packed_bytes(); }
+uint64_t Plan::packing() const { return kernel_->packing(); }
 
 Accuracy Plan::accuracy() const { return kernel_->accuracy(); }
 
@@ -39,13 +41,28 @@ std::string Plan::explain() const {
 
 void Plan::run(const Arguments& arguments, void* workspace, Executor& executor) const {
   check_call(arguments.parameters.size(), problem_, *kernel_, workspace);
+  if (arguments.packed != nullptr) check_packed(problem_, *kernel_, arguments.packed);
   check_executor(problem_, executor);
   run_call(*this, problem_.device, {}, [&] { kernel_->run(arguments, workspace, executor); });
 }
 
 void Plan::run(const Arguments& arguments, void* workspace, Stream stream) const {
   check_call(arguments.parameters.size(), problem_, *kernel_, workspace);
+  if (arguments.packed != nullptr) check_packed(problem_, *kernel_, arguments.packed);
   run_call(*this, problem_.device, stream, [&] { kernel_->launch(arguments, workspace, stream); });
+}
+
+void Plan::pack(const std::vector<const void*>& parameters, void* packed, Executor& executor) const {
+  check_parameters(parameters.size(), problem_);
+  check_packed(problem_, *kernel_, packed);
+  check_executor(problem_, executor);
+  kernel_->pack(parameters, packed, executor);
+}
+
+void Plan::pack(const std::vector<const void*>& parameters, void* packed, Stream stream) const {
+  check_parameters(parameters.size(), problem_);
+  check_packed(problem_, *kernel_, packed);
+  kernel_->launch_pack(parameters, packed, stream);
 }
 
 }  // namespace onepass

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +19,8 @@ class BuiltStrategy {
  public:
   virtual ~BuiltStrategy();
   virtual size_t workspace_bytes() const = 0;
+  // As those of Plan.
+  virtual size_t packed_bytes() const { return 0; }
   // The numbers it runs with, one "name: value" a line, for explain.
   virtual std::string describe() const = 0;
   // What it computes in less than f32, one line of explain each.
@@ -31,6 +34,9 @@ class Kernel : public BuiltStrategy {
   virtual Accuracy accuracy() const { return {}; }
   virtual void run(const Arguments& arguments, void* workspace, Executor& executor) const;
   virtual void launch(const Arguments& arguments, void* workspace, Stream stream) const;
+  virtual uint64_t packing() const { return 0; }
+  virtual void pack(const std::vector<const void*>& parameters, void* packed, Executor& executor) const;
+  virtual void launch_pack(const std::vector<const void*>& parameters, void* packed, Stream stream) const;
 };
 
 class BackwardKernel : public BuiltStrategy {

@@ -57,6 +57,8 @@ BuiltStrategy::~BuiltStrategy() = default;
 
 void Kernel::run(const Arguments&, void*, Executor&) const { refuse_executor(); }
 void Kernel::launch(const Arguments&, void*, Stream) const { refuse_stream(); }
+void Kernel::pack(const std::vector<const void*>&, void*, Executor&) const { refuse_executor(); }
+void Kernel::launch_pack(const std::vector<const void*>&, void*, Stream) const { refuse_stream(); }
 void BackwardKernel::run(const BackwardArguments&, void*, Executor&) const { refuse_executor(); }
 void BackwardKernel::launch(const BackwardArguments&, void*, Stream) const { refuse_stream(); }
 

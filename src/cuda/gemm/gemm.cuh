@@ -438,6 +438,14 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale)
   judge<Tail, Numbers>(p, n, __uint_as_float(__ldcg(p.guard + n)), scale);
 }
 
+// By one thread of a launch: marks all samples where packing found a weight that is not finite. The mark lies
+// with the packed weights, behind the largest sum of magnitudes, since these may be kept for many calls.
+template <class Numbers, class Parameters>
+__device__ __forceinline__ void mark_by_weights(const Parameters& p) {
+  const uint32 mark = __float_as_uint(__ldcg(p.scales + Numbers::padded_channels + 1));
+  if (mark != redo_none) atomicMax(p.only + p.batch, mark);
+}
+
 // Adds one to a counter of the launch, as count_up, without reading it.
 __device__ __forceinline__ void arrive(uint32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");

@@ -28,6 +28,10 @@ class GemmMma final : public WholeBlockKernel {
 
   Accuracy accuracy() const override { return accuracy_of_products(problem_, shape_); }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
+  size_t packed_bytes() const override { return static_cast<size_t>(workspace_.packed_bytes()); }
+  uint64_t packing() const override {
+    return packing_of(pack_, pack_launch().blocks, workspace_.packed_bytes());
+  }
 
   std::string describe() const override {
     const GemmMmaNumbers& n = numbers_;
@@ -63,23 +67,32 @@ class GemmMma final : public WholeBlockKernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    workspace_.clear(workspace, stream);
-    if (packs_classes()) {
-      GemmMmaPackParameters pack;
-      workspace_.fill(pack, arguments, workspace);
-      pack.launch(pack_, stream);
-    } else {
-      GemmPackParameters pack;
-      workspace_.fill(pack, arguments, workspace);
-      pack.launch(pack_, stream);
-    }
+    workspace_.clear(arguments, workspace, stream);
+    if (arguments.packed == nullptr) pack_weights(arguments, workspace, stream);
     GemmMmaParameters p;
     workspace_.fill(p, arguments, workspace);
     p.launch(function_, stream);
     workspace_.launch_rest(arguments, workspace, stream);
   }
 
+  void launch_pack(const std::vector<const void*>& parameters, void* packed, Stream stream) const override {
+    workspace_.clear_packed(packed, stream);
+    pack_weights(arguments_of_packing(parameters, packed), nullptr, stream);
+  }
+
  private:
+  void pack_weights(const Arguments& arguments, void* workspace, Stream stream) const {
+    if (packs_classes()) {
+      GemmMmaPackParameters pack;
+      workspace_.fill_pack(pack, arguments, workspace);
+      pack.launch(pack_, stream);
+    } else {
+      GemmPackParameters pack;
+      workspace_.fill_pack(pack, arguments, workspace);
+      pack.scales = workspace_.scales_of(arguments, workspace);
+      pack.launch(pack_, stream);
+    }
+  }
   // Whether the norm waits for other tiles, with values in memory.
   bool has_second() const { return shape_.parts.norm && !shape_.parts.mean_follows_norm(); }
   WideWorkspace::Sizes sizes() const {

@@ -39,6 +39,7 @@ struct GemmMma {
   const GemmMmaEpilogue<C, Tail, Numbers> epilogue{block};
 
   __device__ __forceinline__ void run() const {
+    if (blockIdx.x == 0 && block.thread == 0) gemm::mark_by_weights<Numbers>(block.p);
     const GemmMmaItem<C, Numbers> item(blockIdx.x);
     const ThinClass<C> own(item.class_index);
     prepare(item, own);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cuda/gemm/packed_numbers.h"
+#include "cuda/gemm/workspace.h"
 #include "cuda/notes.h"
 #include "cuda/runtime/parameters.h"
 #include "gemm/parameters.cuh"
@@ -45,13 +46,13 @@ class GemmPacked final : public WholeBlockKernel {
     blocks_ = minimum(tiles_ * n.channel_tiles(), product_->resident_clusters());
     marks_ = regions_.add((shape_.batch + 1) * 4);
     guard_ = regions_.add(when(guards(), shape_.batch * 4));
-    scales_ = regions_.add(when(guards(), (n.padded_channels() + 1) * 4));
+    // Of weights alone, side by side: what a caller may keep.
+    scales_ = regions_.add(when(guards(), (n.padded_channels() + 2) * 4));
     row_largest_ = regions_.add(when(guards(), n.padded_channels() * 4));
     row_sums_ = regions_.add(when(guards(), n.padded_channels() * 8));
-    cleared_bytes_ = regions_.total();
     piece_marks_ = regions_.add(when(!guards(), weight_items() * 4));
-    packed_input_ = regions_.add(length_ * (n.conv_groups * n.input_channels * 2));
     packed_weights_ = regions_.add(n.weight_bytes());
+    packed_input_ = regions_.add(length_ * (n.conv_groups * n.input_channels * 2));
     values_ = regions_.add(shape_.rows() * shape_.spatial * 4);
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
     redo_memory_ = regions_.add(redo_.bytes());
@@ -64,6 +65,14 @@ class GemmPacked final : public WholeBlockKernel {
   }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + tail_.kernel->workspace_bytes();
+  }
+
+  size_t packed_bytes() const override {
+    const Number bytes = scales_.bytes + row_largest_.bytes + row_sums_.bytes + piece_marks_.bytes;
+    return static_cast<size_t>(bytes.value() + packed_weights_.bytes.value());
+  }
+  uint64_t packing() const override {
+    return packing_of(*steps_, weight_items(), static_cast<int64_t>(packed_bytes()));
   }
 
   std::string describe() const override {
@@ -92,7 +101,11 @@ class GemmPacked final : public WholeBlockKernel {
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     const LaunchChain chain;
-    if (guards()) clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
+    const bool packs = arguments.packed == nullptr;
+    if (guards()) {
+      const Number own = marks_.bytes + guard_.bytes;
+      clear(at(workspace, marks_), packs ? own + cleared_of_weights() : own, stream, problem_.device);
+    }
     float* const statistics = arguments.statistics || !shape_.parts.norm
                                   ? arguments.statistics
                                   : static_cast<float*>(at(workspace, statistics_));
@@ -104,22 +117,18 @@ class GemmPacked final : public WholeBlockKernel {
     p.only = at(workspace, marks_);
     p.guard = at(workspace, guard_);
     p.packed_input = at(workspace, packed_input_);
-    p.packed_weights = at(workspace, packed_weights_);
-    p.scales = at(workspace, scales_);
-    p.row_largest = at(workspace, row_largest_);
-    p.row_sums = at(workspace, row_sums_);
-    p.piece_marks = at(workspace, piece_marks_);
+    fill_weights(p, arguments, workspace);
     p.control = redo_.control(redo);
     p.batch = shape_.batch;
     p.length = length_;
     p.tiles = tiles_;
     p.parameter = arguments.parameters;
-    const auto launch_step = [&](PackedGemmStep step, const Number& blocks) {
-      p.step = int64_t{step};
-      p.launch(*steps_, stream, blocks);
-    };
-    launch_step(step_pack, input_items_ + weight_items());
-    if (guards()) launch_step(step_pack_again, numbers_.padded_channels() / piece_rows);
+    if (packs) {
+      launch_step(p, step_pack, input_items_ + weight_items(), stream);
+      if (guards()) launch_step(p, step_pack_again, numbers_.padded_channels() / piece_rows, stream);
+    } else {
+      launch_step(p, step_pack_input, input_items_, stream);
+    }
     p.step = int64_t{step_pack};
     p.launch(*product_, stream, blocks_);
     Arguments tail;
@@ -129,12 +138,46 @@ class GemmPacked final : public WholeBlockKernel {
     tail.parameters.assign(arguments.parameters.end() - std::ssize(tail_problem_.parameters),
                            arguments.parameters.end());
     tail_.kernel->launch(tail, at(workspace, Region{regions_.total(), 0}), stream);
-    if (guards()) launch_step(step_judge, shape_.batch);
+    if (guards()) launch_step(p, step_judge, shape_.batch, stream);
     redo_.launch_marked(arguments, redo, at(workspace, marks_), 1, stream);
+  }
+
+  void launch_pack(const std::vector<const void*>& parameters, void* packed, Stream stream) const override {
+    const LaunchChain chain;
+    clear(packed, cleared_of_weights(), stream, problem_.device);
+    PackedGemmParameters p;
+    p.input = nullptr;
+    p.values = nullptr;
+    p.statistics = nullptr;
+    p.only = nullptr;
+    p.guard = nullptr;
+    p.packed_input = nullptr;
+    fill_weights(p, arguments_of_packing(parameters, packed), nullptr);
+    p.control = nullptr;
+    p.batch = 0;
+    p.length = 0;
+    p.tiles = 0;
+    p.parameter = parameters;
+    launch_step(p, step_pack_weights, weight_items(), stream);
+    if (guards()) launch_step(p, step_pack_again, numbers_.padded_channels() / piece_rows, stream);
   }
 
  private:
   bool guards() const { return problem_.input.dtype == DType::f32; }
+  // Bytes of weights that packing begins with as zeros, from scales_ on.
+  Number cleared_of_weights() const { return scales_.bytes + row_largest_.bytes + row_sums_.bytes; }
+  void fill_weights(PackedGemmParameters& p, const Arguments& arguments, void* workspace) const {
+    const auto place = [&](const Region& region) { return packed_at(arguments, workspace, region, scales_); };
+    p.scales = place(scales_);
+    p.row_largest = place(row_largest_);
+    p.row_sums = place(row_sums_);
+    p.piece_marks = place(piece_marks_);
+    p.packed_weights = place(packed_weights_);
+  }
+  void launch_step(PackedGemmParameters& p, PackedGemmStep step, const Number& blocks, Stream stream) const {
+    p.step = int64_t{step};
+    p.launch(*steps_, stream, blocks);
+  }
   int64_t weight_items() const {
     return numbers_.padded_channels() / piece_rows * (numbers_.input_channels / 16);
   }
@@ -187,7 +230,6 @@ class GemmPacked final : public WholeBlockKernel {
   std::optional<Function> steps_, product_;
   Number tiles_, length_, input_items_;
   Number blocks_ = 1;
-  Number cleared_bytes_;
   Regions regions_;
   Region marks_, guard_, scales_, row_largest_, row_sums_, piece_marks_, packed_input_, packed_weights_,
       values_, statistics_, redo_memory_;

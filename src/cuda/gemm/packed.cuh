@@ -28,6 +28,7 @@ struct PackedGemmJudge {
 
   __device__ __forceinline__ void run() const {
     const int64 n = blockIdx.x;
+    if (n == 0 && threadIdx.x == 0) gemm::mark_by_weights<Numbers>(p);
     if (threadIdx.x < (n == 0 ? 8 : 4))
       p.control[threadIdx.x < 4 ? n * 4 + threadIdx.x : p.batch * 4 + threadIdx.x - 4] = 0;
     if constexpr (Tail::has_norm) {
@@ -59,14 +60,12 @@ struct PackedGemmSteps {
   __device__ __forceinline__ void run() const {
     allow_kernel_after();
     wait_for_kernel_before();
-    if (p.step == step_pack) {
+    if (p.step == step_pack_again) {
+      if constexpr (Numbers::guards) PackedGemmScales<C, Tail, Numbers>{p}.run();
+    } else if (p.step == step_judge) {
+      if constexpr (Numbers::guards) PackedGemmJudge<C, Tail, Numbers>{p}.run();
+    } else {
       PackedGemmOperands<C, Tail, Numbers>{p, s.piece}.run();
-    } else if constexpr (Numbers::guards) {
-      if (p.step == step_pack_again) {
-        PackedGemmScales<C, Tail, Numbers>{p}.run();
-      } else {
-        PackedGemmJudge<C, Tail, Numbers>{p}.run();
-      }
     }
   }
 };

@@ -17,7 +17,7 @@ ONEPASS_COUNTED_PARAMETERS(GemmParameters) {
   ONEPASS_WORD(uint32*, only);         // zero: a redo mark for each sample, then one for all (RedoWord)
   ONEPASS_WORD(uint32*, guard);        // zero: bits of the largest magnitude in each sample
   ONEPASS_WORD(const void*, packed);   // weights as gemm/source/pack.cuh leaves them
-  ONEPASS_WORD(const float*, scales);  // factor of each channel's sums, then the largest sum of magnitudes
+  ONEPASS_WORD(const float*, scales);  // as gemm/source/pack.cuh leaves them
   ONEPASS_WORD(int64, batch);
   ONEPASS_WORD(int64, wave_units);
   ONEPASS_WORDS(const void*, parameter);
@@ -44,8 +44,7 @@ ONEPASS_COUNTED_PARAMETERS(GemmMmaParameters) {
 ONEPASS_PARAMETERS(GemmMmaPackParameters) {
   ONEPASS_WORD(const void*, weights);
   ONEPASS_WORD(void*, packed);
-  ONEPASS_WORD(uint32*, only);  // redo marks; [batch] is set where a weight is not finite
-  ONEPASS_WORD(int64, batch);
+  ONEPASS_WORD(uint32*, mark);  // zero: becomes redo_all where a weight is not finite
 };
 
 // The norm and what follows, of values that another launch left in memory (gemm/store/finish.cuh).
@@ -66,7 +65,8 @@ ONEPASS_COUNTED_PARAMETERS(PackedGemmParameters) {
   ONEPASS_WORD(uint32*, guard);  // zero: bits of the largest magnitude in each sample, as it is packed
   ONEPASS_WORD(void*, packed_input);
   ONEPASS_WORD(void*, packed_weights);
-  ONEPASS_WORD(float*, scales);        // factor of each channel's sums, then (zero) the largest row sum
+  // f32: factor of each channel's sums, then (zero) the largest row sum and a mark as gemm/source/pack.cuh's
+  ONEPASS_WORD(float*, scales);
   ONEPASS_WORD(uint32*, row_largest);  // zero: bits of the largest magnitude of each row of f32 weights
   ONEPASS_WORD(uint64*, row_sums);     // zero: sums of their magnitudes, in units of 2^-20
   ONEPASS_WORD(uint32*, piece_marks);  // 16 bits: for each piece of weights, whether all are finite
@@ -79,15 +79,14 @@ ONEPASS_COUNTED_PARAMETERS(PackedGemmParameters) {
 };
 
 // What a launch of the row "gemm_packed" does besides the product.
-enum PackedGemmStep : int { step_pack, step_pack_again, step_judge };
+enum PackedGemmStep : int { step_pack, step_pack_again, step_judge, step_pack_weights, step_pack_input };
 
 // Packing of weights (gemm/source/pack.cuh).
 ONEPASS_PARAMETERS(GemmPackParameters) {
   ONEPASS_WORD(const void*, weights);
   ONEPASS_WORD(void*, packed);
   ONEPASS_WORD(float*, scales);  // per channel: 1 / its scale; then (zero) the largest sum of magnitudes
-  ONEPASS_WORD(uint32*, only);   // redo marks; [batch] is set where a weight is not finite
-  ONEPASS_WORD(int64, batch);
+  ONEPASS_WORD(uint32*, mark);   // zero: becomes redo_all where a weight is not finite
 };
 
 // Packing of weights for the row "gemm_pingpong", which builds the tensor map of x too.
@@ -95,7 +94,7 @@ ONEPASS_PARAMETERS(PingpongPackParameters) {
   ONEPASS_WORD(const void*, weights);
   ONEPASS_WORD(void*, packed);
   ONEPASS_WORD(float*, scales);
-  ONEPASS_WORD(uint32*, only);
+  ONEPASS_WORD(uint32*, mark);  // zero: becomes redo_all, too where x does not begin on 16 bytes
   ONEPASS_WORD(int64, batch);
   ONEPASS_WORD(const void*, input);
   ONEPASS_WORD(void*, map);

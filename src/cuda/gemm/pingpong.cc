@@ -38,13 +38,13 @@ class GemmPingpong final : public WholeBlockKernel {
     const Number samples =
         minimum(shape_.batch, divide(function_.resident_clusters() - mergers, numbers_.position_tiles));
     blocks_ = samples * numbers_.position_tiles + minimum(samples, 1) * mergers;
-    shared_.packed = regions_.add(numbers_.weight_bytes());
+    packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
-    shared_.statistics = regions_.add(shape_.slabs() * 2 * 4);
-    shared_.marks = regions_.add((shape_.batch + 1) * 4);
-    shared_.guard =
+    statistics_ = regions_.add(shape_.slabs() * 2 * 4);
+    marks_ = regions_.add((shape_.batch + 1) * 4);
+    guard_ =
         regions_.add(when(rounds(problem), shape_.batch * numbers_.position_tiles * converting_warps * 4));
-    shared_.scales = regions_.add((tile_channels + 1) * 4);
+    scales_ = regions_.add((tile_channels + 1) * 4);
     // Parts are read by pairs. Behind them are the results; a warp prefetches those of all its channels,
     // whether they exist or not.
     parts_ = regions_.add((shape_.slabs() * round_up(groups * numbers_.position_tiles, 2) +
@@ -52,8 +52,8 @@ class GemmPingpong final : public WholeBlockKernel {
                           8);
     counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     // The counters of the redo kernel follow.
-    cleared_bytes_ = shared_.marks.bytes + shared_.guard.bytes + shared_.scales.bytes + parts_.bytes +
-                     counts_.bytes + (shape_.batch + 1) * 4 * 4;
+    cleared_bytes_ = marks_.bytes + guard_.bytes + scales_.bytes + parts_.bytes + counts_.bytes +
+                     (shape_.batch + 1) * 4 * 4;
   }
 
   // Chains are those of 16-bit outputs in tf32 too. With 16-bit outputs gelu has a term less: 2.9e-5 off.
@@ -105,21 +105,33 @@ class GemmPingpong final : public WholeBlockKernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    clear(at(workspace, shared_.marks), cleared_bytes_, stream, problem_.device);
+    clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
+    // The launch also builds the tensor map of x, so it is made for every call.
     PingpongPackParameters pack;
-    shared_.fill_pack(pack, arguments, workspace, shape_.batch);
-    pack.scales = at(workspace, shared_.scales);
+    pack.weights = arguments.parameters[0];
+    pack.packed = at(workspace, packed_);
+    pack.scales = at(workspace, scales_);
+    pack.mark = at(workspace, Region{marks_.begin + shape_.batch * 4, 4});
+    pack.batch = shape_.batch;
     pack.input = arguments.input;
     pack.map = at(workspace, map_);
     pack.launch(pack_, stream);
     PingpongParameters p;
-    shared_.fill(p, arguments, workspace, shape_.batch);
+    p.output = arguments.output;
+    p.statistics =
+        arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+    p.only = at(workspace, marks_);
+    p.guard = at(workspace, guard_);
+    p.packed = at(workspace, packed_);
+    p.scales = at(workspace, scales_);
+    p.batch = shape_.batch;
+    p.parameter = arguments.parameters;
     p.parts = at(workspace, parts_);
     p.counts = at(workspace, counts_);
     p.map = at(workspace, map_);
     p.launch(function_, stream, blocks_);
-    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, shared_.marks),
-                        1, stream);
+    redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), 1,
+                        stream);
   }
 
  private:
@@ -175,8 +187,7 @@ class GemmPingpong final : public WholeBlockKernel {
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  PackedRegions shared_;
-  Region map_, parts_, counts_;
+  Region packed_, map_, statistics_, marks_, guard_, scales_, parts_, counts_;
 };
 
 // Whether a tensor map can describe x: contiguous rows, and strides that are multiples of 16 bytes.

@@ -44,6 +44,10 @@ class GemmWgmma final : public WholeBlockKernel {
 
   Accuracy accuracy() const override { return accuracy_of_products(problem_, shape_); }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
+  size_t packed_bytes() const override { return static_cast<size_t>(workspace_.packed_bytes()); }
+  uint64_t packing() const override {
+    return packing_of(pack_, packing_.launch().blocks, workspace_.packed_bytes());
+  }
 
   std::string describe() const override {
     std::ostringstream out;
@@ -89,10 +93,8 @@ class GemmWgmma final : public WholeBlockKernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    workspace_.clear(workspace, stream);
-    GemmPackParameters pack;
-    workspace_.fill(pack, arguments, workspace);
-    pack.launch(pack_, stream);
+    workspace_.clear(arguments, workspace, stream);
+    if (arguments.packed == nullptr) pack_weights(arguments, workspace, stream);
     GemmParameters p;
     workspace_.fill(p, arguments, workspace);
     p.wave_units = wave_units_;
@@ -101,7 +103,18 @@ class GemmWgmma final : public WholeBlockKernel {
     workspace_.launch_rest(arguments, workspace, stream);
   }
 
+  void launch_pack(const std::vector<const void*>& parameters, void* packed, Stream stream) const override {
+    workspace_.clear_packed(packed, stream);
+    pack_weights(arguments_of_packing(parameters, packed), nullptr, stream);
+  }
+
  private:
+  void pack_weights(const Arguments& arguments, void* workspace, Stream stream) const {
+    GemmPackParameters pack;
+    workspace_.fill_pack(pack, arguments, workspace);
+    pack.scales = workspace_.scales_of(arguments, workspace);
+    pack.launch(pack_, stream);
+  }
   int64_t group_rows() const {
     return GemmWgmmaNumbers::rows_of(shape_) / std::max<int64_t>(1, shape_.groups);
   }

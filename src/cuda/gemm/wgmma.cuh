@@ -103,6 +103,7 @@ struct Gemm {
 
   __device__ __forceinline__ void start() const {
     if (threadIdx.x == 0) {
+      if (blockIdx.x == 0) gemm::mark_by_weights<Numbers>(p);
       for (int i = 0; i < Numbers::x_stages; ++i) {
         barrier::initialise(&s.x_full[i], copies() ? gemm::converting_warps : gemm::staging_warps);
         barrier::initialise(&s.x_empty[i], gemm::consumer_warps);

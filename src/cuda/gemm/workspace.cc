@@ -1,6 +1,8 @@
 // What rows of wide convolutions share around their kernel.
 #include "cuda/gemm/workspace.h"
 
+#include "cuda/runtime/sha256.h"
+
 namespace onepass::cuda {
 
 WeightPack::WeightPack(const Problem& problem, const ThinShape& shape, int64_t padded_channels, int64_t taps,
@@ -34,18 +36,24 @@ Source WeightPack::source(const std::string& structs) {
                       "GemmPack<onepass::Convolution, Numbers>", std::to_string(threads), SharedAs::bytes);
 }
 
+uint64_t packing_of(const Function& pack, const Number& blocks, int64_t bytes) {
+  Sha256 hash;
+  hash.add_field({reinterpret_cast<const char*>(pack.cubin().image.data()), pack.cubin().image.size()});
+  hash.add_field(std::to_string(blocks.value())).add_field(std::to_string(bytes));
+  return std::stoull(hash.hex().substr(0, 15), nullptr, 16) + 1;  // 0 is none
+}
+
 WideWorkspace::WideWorkspace(const Problem& problem, const ThinShape& shape, const Sizes& sizes)
     : device_(problem.device), batch_(shape.batch), own_values_(sizes.own_values), redo_(problem) {
   if (sizes.finishes) finish_.emplace(problem, shape, sizes.planar);
   control_ = regions_.add(sizes.control_words * 4);
-  shared_.marks = regions_.add((shape.batch + 1) * 4);
-  shared_.guard = regions_.add(shape.batch * 4);
-  shared_.scales = regions_.add((sizes.padded_channels + 1) * 4);
+  marks_ = regions_.add((shape.batch + 1) * 4);
+  guard_ = regions_.add(shape.batch * 4);
   cleared_bytes_ = regions_.total();
-  shared_.packed = regions_.add(sizes.weight_bytes);
+  packed_ = PackedWeights(regions_, sizes.padded_channels, sizes.weight_bytes);
   parts_ = regions_.add(when(shape.parts.norm, shape.slabs() * (sizes.slab_parts * 16)));
   sums_ = regions_.add(when(shape.parts.mean, shape.rows() * (sizes.row_sums * 4)));
-  shared_.statistics = regions_.add(when(shape.parts.norm, shape.slabs() * 2 * 4));
+  statistics_ = regions_.add(when(shape.parts.norm, shape.slabs() * 2 * 4));
   values_ = regions_.add(when(own_values_, shape.rows() * shape.spatial * 4));
 }
 
@@ -53,25 +61,16 @@ size_t WideWorkspace::bytes() const {
   return static_cast<size_t>(regions_.total().value()) + redo_.workspace_bytes();
 }
 
-void WideWorkspace::clear(void* workspace, Stream stream) const {
-  cuda::clear(at(workspace, control_), cleared_bytes_, stream, device_);
-}
-
-void WideWorkspace::fill(GemmPackParameters& pack, const Arguments& arguments, void* workspace) const {
-  shared_.fill_pack(pack, arguments, workspace, batch_);
-  pack.scales = at(workspace, shared_.scales);
-}
-
-void WideWorkspace::fill(GemmMmaPackParameters& pack, const Arguments& arguments, void* workspace) const {
-  shared_.fill_pack(pack, arguments, workspace, batch_);
+void WideWorkspace::clear(const Arguments& arguments, void* workspace, Stream stream) const {
+  const bool packs = arguments.packed == nullptr;
+  cuda::clear(at(workspace, control_), packs ? cleared_bytes_ + packed_.scales().bytes : cleared_bytes_,
+              stream, device_);
 }
 
 void WideWorkspace::launch_rest(const Arguments& arguments, void* workspace, Stream stream) const {
   if (finish_)
-    finish_->launch(arguments, values(arguments, workspace), shared_.statistics_of(arguments, workspace),
-                    stream);
-  redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, shared_.marks),
-                      stream);
+    finish_->launch(arguments, values(arguments, workspace), statistics_of(arguments, workspace), stream);
+  redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), stream);
 }
 
 }  // namespace onepass::cuda

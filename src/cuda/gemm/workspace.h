@@ -37,36 +37,54 @@ class WeightPack {
   bool staged_;
 };
 
-// The regions that every row with packed weights has.
-struct PackedRegions {
-  Region packed, scales;  // weights, and factors of their channels
-  Region marks;           // of samples to compute again
-  Region guard;           // of f32: largest magnitudes
-  Region statistics;      // of slabs, where the caller wants none
+// A number for what a packing launch leaves: that of its machine code, its blocks and its bytes.
+uint64_t packing_of(const Function& pack, const Number& blocks, int64_t bytes);
 
-  void* statistics_of(const Arguments& arguments, void* workspace) const {
-    return arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics);
+// Where a region of packed weights lies: in the workspace of the call, or in Arguments::packed, which begins
+// with the region `first`.
+inline void* packed_at(const Arguments& arguments, void* workspace, const Region& region,
+                       const Region& first) {
+  if (arguments.packed == nullptr) return at(workspace, region);
+  return at(const_cast<void*>(arguments.packed), {region.begin - first.begin, region.bytes});
+}
+// The arguments of a launch that packs into memory that is kept.
+inline Arguments arguments_of_packing(const std::vector<const void*>& parameters, void* packed) {
+  Arguments kept;
+  kept.parameters = parameters;
+  kept.packed = packed;
+  return kept;
+}
+
+// Packed weights and what belongs to them, side by side: factors of channels, two words that packing begins
+// with as zeros (the largest sum of magnitudes, a mark), the weights.
+class PackedWeights {
+ public:
+  PackedWeights() = default;
+  // The zeros end what a call clears before it packs.
+  PackedWeights(Regions& workspace, const Number& channels, const Number& weight_bytes)
+      : channels_(channels),
+        scales_(workspace.add((channels + 2) * 4)),
+        weights_(workspace.add(weight_bytes)) {}
+
+  int64_t bytes() const { return scales_.bytes.value() + weights_.bytes.value(); }
+  const Region& scales() const { return scales_; }
+  void* scales_of(const Arguments& arguments, void* workspace) const {
+    return packed_at(arguments, workspace, scales_, scales_);
   }
-  // Sets what every packing kernel is given.
-  template <class Parameters>
-  void fill_pack(Parameters& pack, const Arguments& arguments, void* workspace, const Number& batch) const {
-    pack.weights = arguments.parameters[0];
-    pack.packed = at(workspace, packed);
-    pack.only = at(workspace, marks);
-    pack.batch = batch;
+  void* weights_of(const Arguments& arguments, void* workspace) const {
+    return packed_at(arguments, workspace, weights_, scales_);
   }
-  // Sets what every kernel is given.
-  template <class Parameters>
-  void fill(Parameters& p, const Arguments& arguments, void* workspace, const Number& batch) const {
-    p.output = arguments.output;
-    p.parameter = arguments.parameters;
-    p.batch = batch;
-    p.statistics = statistics_of(arguments, workspace);
-    p.only = at(workspace, marks);
-    p.guard = at(workspace, guard);
-    p.packed = at(workspace, packed);
-    p.scales = at(workspace, scales);
+  void* mark_of(const Arguments& arguments, void* workspace) const {
+    return packed_at(arguments, workspace, {scales_.begin + (channels_ + 1) * 4, 4}, scales_);
   }
+  // Zeros what packing begins with.
+  void clear(void* packed, Stream stream, const Device& device) const {
+    cuda::clear(packed, scales_.bytes, stream, device);
+  }
+
+ private:
+  Number channels_;
+  Region scales_, weights_;
 };
 
 // The workspace of gemm_wgmma and gemm_mma, and the launches after their kernel.
@@ -85,19 +103,36 @@ class WideWorkspace {
   WideWorkspace(const Problem& problem, const ThinShape& shape, const Sizes& sizes);
 
   size_t bytes() const;
+  int64_t packed_bytes() const { return packed_.bytes(); }
   bool own_values() const { return own_values_; }
   bool finishes() const { return finish_.has_value(); }
 
   // Zeros what must be zero before a launch.
-  void clear(void* workspace, Stream stream) const;
-  void fill(GemmPackParameters& pack, const Arguments& arguments, void* workspace) const;
-  void fill(GemmMmaPackParameters& pack, const Arguments& arguments, void* workspace) const;
+  void clear(const Arguments& arguments, void* workspace, Stream stream) const;
+  void clear_packed(void* packed, Stream stream) const { packed_.clear(packed, stream, device_); }
+  // Sets what all packing kernels are given.
+  template <class Parameters>
+  void fill_pack(Parameters& pack, const Arguments& arguments, void* workspace) const {
+    pack.weights = arguments.parameters[0];
+    pack.packed = packed_.weights_of(arguments, workspace);
+    pack.mark = packed_.mark_of(arguments, workspace);
+  }
+  void* scales_of(const Arguments& arguments, void* workspace) const {
+    return packed_.scales_of(arguments, workspace);
+  }
   // Sets what both kernels are given.
   template <class Parameters>
   void fill(Parameters& p, const Arguments& arguments, void* workspace) const {
-    shared_.fill(p, arguments, workspace, batch_);
     p.input = arguments.input;
+    p.output = arguments.output;
+    p.parameter = arguments.parameters;
+    p.batch = batch_;
     p.values = values(arguments, workspace);
+    p.statistics = statistics_of(arguments, workspace);
+    p.only = at(workspace, marks_);
+    p.guard = at(workspace, guard_);
+    p.packed = packed_.weights_of(arguments, workspace);
+    p.scales = packed_.scales_of(arguments, workspace);
     p.control = at(workspace, control_);
     p.parts = at(workspace, parts_);
     p.sums = at(workspace, sums_);
@@ -109,6 +144,9 @@ class WideWorkspace {
   void* values(const Arguments& arguments, void* workspace) const {
     return own_values_ ? at(workspace, values_) : arguments.output;
   }
+  void* statistics_of(const Arguments& arguments, void* workspace) const {
+    return arguments.statistics ? static_cast<void*>(arguments.statistics) : at(workspace, statistics_);
+  }
 
   Device device_;
   Number batch_;
@@ -116,9 +154,13 @@ class WideWorkspace {
   std::optional<GemmFinish> finish_;
   ThinCores redo_;
   Regions regions_;
-  PackedRegions shared_;
-  Region control_, parts_, sums_, values_;
-  Number cleared_bytes_;
+  PackedWeights packed_;
+  Region control_;
+  Region marks_;       // of samples to compute again
+  Region guard_;       // of f32: largest magnitudes
+  Region statistics_;  // of slabs, where the caller wants none
+  Region parts_, sums_, values_;
+  Number cleared_bytes_;  // before those of packed weights
 };
 
 }  // namespace onepass::cuda

@@ -97,7 +97,7 @@ struct GemmMmaPack {
       for (int part = 0; part < Numbers::parts; ++part)
         to[static_cast<int64>(joints - 1) * of_joint + part * of_part + of_tap] = uint4{0, 0, 0, 0};
     }
-    if (!finite) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+    if (!finite) atomicMax(p.mark, static_cast<uint32>(redo_all));
   }
 };
 

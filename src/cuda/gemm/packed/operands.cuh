@@ -6,7 +6,7 @@
 
 namespace onepass {
 
-// Packs weights and x: the first blocks have pieces of weights, the others x.
+// Packs weights and x, or one of them: the first blocks have pieces of weights, the others x.
 template <class C, class Tail, class Numbers>
 struct PackedGemmOperands {
   using Pieces = PackedGemmWeightPieces<C, Numbers>;
@@ -32,8 +32,9 @@ struct PackedGemmOperands {
   unsigned char* shared;
 
   __device__ __forceinline__ void run() const {
-    const int item = static_cast<int>(blockIdx.x);
-    if (!Numbers::guards && item == 0) {
+    const bool is_input_alone = p.step == step_pack_input;
+    const int item = static_cast<int>(blockIdx.x) + (is_input_alone ? Pieces::items : 0);
+    if (!Numbers::guards && blockIdx.x == 0 && p.step != step_pack_weights) {
       // 16-bit samples are not marked one by one: the marks are cleared here.
       for (int64 i = threadIdx.x; i < p.batch; i += threads) p.only[i] = 0;
       for (int64 i = threadIdx.x; i < 4 * p.batch + 4; i += threads) p.control[i] = 0;
@@ -150,7 +151,8 @@ struct PackedGemmScales {
     if (__uint_as_float(bits) <= 3.4028235e38f) {
       scale = gemm::operand_scale(bits);
     } else if (threadIdx.x == 0) {
-      atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+      atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels + 1),
+                static_cast<uint32>(redo_all));
     }
     float sum[1] = {};
     for (int i = threadIdx.x; i < Numbers::input_channels / 8 * Numbers::taps; i += threads) {

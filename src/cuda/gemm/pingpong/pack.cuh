@@ -51,7 +51,7 @@ struct TensorMap {
     __syncwarp();
     static_cast<uint32*>(p.map)[lane] = map.word[lane];
     if (lane == 0 && reinterpret_cast<uint64>(p.input) % 16 != 0)
-      atomicMax(p.only + batch, static_cast<uint32>(redo_all));
+      atomicMax(p.mark, static_cast<uint32>(redo_all));
 #endif
   }
 

@@ -261,7 +261,15 @@ std::vector<Problem> wide_problems(const Device& device) {
   for (const char* const text :
        {"conv2d(32,64,k=3,p=1) | relu | group_norm(8) @ 2x32x21x24 tf32_away",
         "conv3d(24,48,k=3,p=1) | instance_norm(affine=true) | leaky_relu(0.01) @ 2x24x5x9x11 tf32_away nhwc",
-        "conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 tf32_away"}) {
+        "conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 tf32_away",
+        // Transposed ones with a stride, whose classes meet different elements.
+        "conv_transpose1d(48,24,k=7,s=3,p=2,op=1) | swish | group_norm(3) @ 3x48x87 f16 nhwc",
+        "conv_transpose2d(32,48,k=3,s=2,p=1,op=1) | relu | group_norm(4) | silu @ 3x32x9x11 tf32",
+        "conv_transpose2d(40,72,k=4,s=2,p=1) | gelu | residual_add @ 2x40x8x13 bf16",
+        "conv_transpose2d(64,130,k=5,s=3,p=1,op=2) | swish | group_norm(2) | mean @ 2x64x7x6 f16",
+        "conv_transpose2d(32,80,k=4x3,s=2x1,p=1) | leaky_relu(0.1) | group_norm(8) @ 2x32x7x9 tf32 nhwc",
+        "conv_transpose3d(24,20,k=5,s=2,p=2,bias=false) | group_norm(5) | relu @ 2x24x4x5x6 bf16",
+        "conv_transpose3d(16,32,k=3,s=2,p=1,op=1) | instance_norm(affine=true) | prelu @ 2x16x3x4x5 tf32"}) {
     problems.push_back(Problem::parse(text, device));
   }
   return problems;
@@ -325,6 +333,7 @@ std::vector<Problem> grouped_problems(const Device& device) {
        {"conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 tf32",
         "conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 bf16 nhwc",
         "conv2d(51,60,k=3,p=1,groups=3,bias=false) | group_norm(3) | gelu @ 2x51x13x11 f16",
+        "conv_transpose2d(48,72,k=4,s=2,p=1,groups=3) | relu | group_norm(6) | channel_add @ 2x48x7x9 bf16 nhwc",
         "conv2d(80,80,k=3,s=2,p=1,groups=5) | channel_mul | group_norm(10) | channel_add(per=sample) @ "
         "3x80x17x18 f32",
         "conv2d(48,48,k=3,p=1,groups=3) | prelu(per=channel) | instance_norm(affine=true) | residual_add @ "

@@ -15,13 +15,17 @@ FlatGeometry::FlatGeometry(const ThinShape& shape) {
   for (size_t d = 0; d < max_spatial_rank; ++d) {
     const ThinAxis& axis = shape.axes[d];
     const int64_t out = axis.classes[0].positions;
-    for (int64_t m = 0; m < axis.classes[0].count; ++m) {
-      const int64_t place = axis.classes[0].base + m * axis.delta;
-      const int64_t phase = (place % axis.step + axis.step) % axis.step;
-      const int64_t offset = (place - phase) / axis.step;
-      low[d] = m == 0 ? offset : std::min(low[d], offset);
-      high[d] = m == 0 ? offset : std::max(high[d], offset);
-      if (std::find(phases[d].begin(), phases[d].end(), phase) == phases[d].end()) phases[d].push_back(phase);
+    for (const ThinAxis::Class& own : axis.classes) {
+      for (int64_t m = 0; m < own.count; ++m) {
+        const int64_t place = own.base + m * axis.delta;
+        const int64_t phase = (place % axis.step + axis.step) % axis.step;
+        const int64_t offset = (place - phase) / axis.step;
+        const bool is_first = phases[d].empty();
+        low[d] = is_first ? offset : std::min(low[d], offset);
+        high[d] = is_first ? offset : std::max(high[d], offset);
+        if (std::find(phases[d].begin(), phases[d].end(), phase) == phases[d].end())
+          phases[d].push_back(phase);
+      }
     }
     std::sort(phases[d].begin(), phases[d].end());
     // What lies before a row is at the end of the one before, beyond its input: both are zeros there.

@@ -386,8 +386,8 @@ __device__ __forceinline__ int tap_of_class(int own, int t) {
   int step = 1;
 #pragma unroll
   for (int d = 2; d >= 0; --d) {
-    const int count = static_cast<int>(C::count(d, 0));
     const int of_dimension = static_cast<int>(C::classes(d));
+    const int count = static_cast<int>(C::count(d, own % of_dimension));
     tap += step * static_cast<int>(C::first(d, own % of_dimension) + t % count * C::tap_step(d));
     step *= static_cast<int>(C::kernel(d));
     own /= of_dimension;

@@ -81,7 +81,7 @@ class GemmPacked final : public WholeBlockKernel {
     out << "convolution: " << shape_.in_channels * n.taps << " terms"
         << (n.conv_groups == 1 ? "" : " in each of " + std::to_string(n.conv_groups) + " groups")
         << ", operands packed first, " << (guards() ? "rounded to f16, as to tf32" : "as they are") << '\n'
-        << "tile: " << n.tile_channels << " channels, " << n.tile_positions << " positions of all samples, "
+        << "tile: " << n.tile_channels << (n.classes_apart ? " channels of one class, " : " channels, ") << n.tile_positions << " positions of all samples, "
         << tiles_.value() * n.channel_tiles() << " tiles"
         << (n.shared_by == GemmPackedNumbers::Groups::turns ? ", warpgroups by turns\n" : "\n")
         << "stages: " << n.stages << " of " << n.chunk_channels << " channels, " << n.group_taps
@@ -201,6 +201,7 @@ class GemmPacked final : public WholeBlockKernel {
             .flag("groups_share_positions", n.shared_by == GemmPackedNumbers::Groups::channels)
             .flag("groups_take_turns", n.shared_by == GemmPackedNumbers::Groups::turns)
             .flag("guards", guards())
+            .flag("classes_apart", n.classes_apart)
             .add("piece_bytes", n.piece_bytes, "shared_bytes", n.shared_bytes(n.stages))
             .add("value_stride_n", values.strides[0], "value_stride_c", values.strides[1])
             .add("value_stride0", stride(0), "value_stride1", stride(1), "value_stride2", stride(2))
@@ -245,8 +246,12 @@ std::string refusal(const Problem& problem) {
     if (axis.step != 1) return "the convolution has a stride";
   }
   if (shape.taps < least_taps) return "a kernel of fewer than " + std::to_string(least_taps) + " taps";
-  if (!classes_meet_alike(shape))
-    return "outputs of the transposed convolution meet different elements, by its stride";
+  for (const ThinAxis& axis : shape.axes) {
+    if (std::any_of(axis.classes.begin(), axis.classes.end(),
+                    [](const ThinAxis::Class& own) { return own.count == 0; })) {
+      return "outputs of the transposed convolution meet no tap";
+    }
+  }
   const std::optional<Problem> tail = tail_after_convolution(problem);
   if (!tail) return "nothing follows the convolution";
   if (tail_row(*tail) == nullptr) return "no row takes what follows the convolution";

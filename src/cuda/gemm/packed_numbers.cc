@@ -23,18 +23,30 @@ GemmPackedNumbers::GemmPackedNumbers(const Problem& problem, const ThinShape& sh
   // The taps of a stage decide the order of additions. They are chosen for a fixed number of samples, so that
   // results do not depend on the batch.
   constexpr int64_t some = 8;
-  const std::array<int64_t, 3> groups{taps, taps_of(shape, 1) * taps_of(shape, 2), taps_of(shape, 2)};
+  std::array<int64_t, 3> groups{taps, taps_of(shape, 1) * taps_of(shape, 2), taps_of(shape, 2)};
+  if (classes_apart) groups.fill(1);
   GemmPackedNumbers best = empty;
   for (const int64_t group : groups) best.take_better(empty.cut_best(shape, flat, gpu, group, some));
   if (best.columns > 0)
     *this = empty.cut_best(shape, flat, gpu, best.group_taps, CutFor::instead_of(shape.samples));
 }
 
+int64_t GemmPackedNumbers::taps_of(const ThinShape& shape, size_t d) {
+  int64_t most = 0;
+  for (const ThinAxis::Class& own : shape.axes[d].classes) most = std::max(most, own.count);
+  return most;
+}
+
 void GemmPackedNumbers::set_index(const ThinShape& shape, const FlatGeometry& flat) {
   conv_groups = shape.conv_groups;
-  rows = shape.channels * shape.classes();
+  classes_apart = !classes_meet_alike(shape);
+  classes = classes_apart ? shape.classes() : 1;
+  rows = shape.channels * shape.classes() / classes;
   input_channels = round_up(shape.in_channels, 16);
   taps = taps_of(shape, 0) * taps_of(shape, 1) * taps_of(shape, 2);
+  // Every tap of the kernel belongs to one class.
+  class_taps = classes_apart ? static_cast<double>(shape.taps) / static_cast<double>(classes)
+                             : static_cast<double>(taps);
   pitch = flat.pitch;
   plane = flat.plane;
   const ThinAxis& first = shape.axes[0];
@@ -55,6 +67,7 @@ GemmPackedNumbers GemmPackedNumbers::cut_best(const ThinShape& shape, const Flat
     if (by == Groups::channels && rows <= 64) continue;
     // In turn is slower where most time is spent on stores: 64 to 32 channels doubled at 64^3 take 0.64 ms
     // instead of 0.55.
+    // Nor can they be where tiles have different numbers of steps.
     if (by == Groups::turns && shape.classes() > 1) continue;
     for (int64_t own = most_columns; own >= 32; own -= 8) {
       GemmPackedNumbers tried = *this;
@@ -72,7 +85,7 @@ void GemmPackedNumbers::cut(const ThinShape& shape, const FlatGeometry& flat, co
   tile_channels = by == Groups::channels ? 128 : 64;
   tile_positions = by == Groups::positions ? 2 * own : own;
   const auto reach = [&](size_t d) { return flat.high[d] - flat.low[d]; };
-  window = tile_positions + reach(2);
+  window = tile_positions + (classes_apart ? 0 : reach(2));
   if (group > taps_of(shape, 2)) window += reach(1) * pitch;
   if (group > taps_of(shape, 1) * taps_of(shape, 2)) window += reach(0) * plane;
   // Few taps make a chunk of 16 channels a short one.
@@ -85,11 +98,13 @@ void GemmPackedNumbers::cut(const ThinShape& shape, const FlatGeometry& flat, co
 }
 
 double GemmPackedNumbers::predict(int64_t samples, const Gpu& gpu) const {
-  const int64_t terms = taps * input_channels;
+  const double terms = class_taps * static_cast<double>(input_channels);
   const bool turns = shared_by == Groups::turns;
   const bool in_groups = conv_groups > 1;
-  const auto products = static_cast<double>(terms * columns) / (turns ? 32 : 16);
-  const auto bytes = static_cast<double>(steps() * (x_bytes() + weight_stage_bytes()));
+  const double products = terms * static_cast<double>(columns) / (turns ? 32 : 16);
+  const double of_steps = class_taps / static_cast<double>(group_taps * chunk_channels) *
+                          static_cast<double>(input_channels);
+  const double bytes = of_steps * static_cast<double>(x_bytes() + weight_stage_bytes());
   // Tiles of different groups share no x: 448 channels in 4 groups at 28 x 28 and 1232 in 11 at 14 x 14 take
   // 1.2 to 1.4 times as long.
   const double multiplied = (turns ? 1.04 : 1.0) * (in_groups ? 1.2 : 1.0) * products *

@@ -22,8 +22,13 @@ struct GemmPackedNumbers {
   int64_t input_channels = 16;  // a multiple of 16
   int64_t chunk_channels = 16;
   int64_t conv_groups = 1;     // input channels and rows are those of each
-  int64_t rows = 1;            // of the product: channels of the output, for each class
+  int64_t rows = 1;            // of the product: channels of the output, for each class that is not apart
   bool mixes_classes = false;  // stored runs have outputs of several classes
+  // Classes of a transposed convolution that meet different elements: a tile has rows of one of them, and a
+  // stage has one tap.
+  bool classes_apart = false;
+  int64_t classes = 1;     // that are apart
+  double class_taps = 1;   // of a class, the mean
   int64_t window = 0;
   int64_t stages = 0;
   int64_t piece_bytes = 16;    // shared memory for a piece of weights being packed
@@ -35,7 +40,7 @@ struct GemmPackedNumbers {
   int64_t groups() const { return taps / group_taps; }
   int64_t chunks() const { return input_channels / chunk_channels; }
   int64_t steps() const { return groups() * chunks(); }
-  int64_t channel_tiles() const { return conv_groups * divide_up(rows, tile_channels); }
+  int64_t channel_tiles() const { return conv_groups * classes * divide_up(rows, tile_channels); }
   int64_t padded_channels() const { return channel_tiles() * tile_channels; }
   int64_t x_bytes() const { return window * chunk_channels * 2; }
   int64_t weight_stage_bytes() const { return group_taps * chunk_channels * tile_channels * 2; }
@@ -48,7 +53,7 @@ struct GemmPackedNumbers {
   Number length(const Number& batch) const { return margin + tiles(batch) * tile_positions + behind; }
 
  private:
-  static int64_t taps_of(const ThinShape& shape, size_t d) { return shape.axes[d].classes[0].count; }
+  static int64_t taps_of(const ThinShape& shape, size_t d);  // of the class with most
 
   void set_index(const ThinShape& shape, const FlatGeometry& flat);
 

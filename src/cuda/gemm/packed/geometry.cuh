@@ -8,36 +8,67 @@ namespace onepass {
 
 template <class C, class Numbers>
 struct PackedGemmGeometry {
-  static constexpr __device__ int offset(int d, int m) {
-    return static_cast<int>(C::base(d, 0) + m * C::delta(d));
+  static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  // Of a class in one dimension.
+  static constexpr __device__ int part_of_class(int d, int own) {
+    for (int i = 2; i > d; --i) own /= static_cast<int>(C::classes(i));
+    return own % static_cast<int>(C::classes(d));
   }
-  static constexpr __device__ int shift(int t) {
-    const int k1 = static_cast<int>(C::count(1, 0));
-    const int k2 = static_cast<int>(C::count(2, 0));
-    return offset(0, t / (k1 * k2)) * Numbers::plane + offset(1, t / k2 % k1) * Numbers::pitch +
-           offset(2, t % k2);
+  static constexpr __device__ int count(int d, int own) {
+    return static_cast<int>(C::count(d, part_of_class(d, own)));
+  }
+  static constexpr __device__ uint32 positions(int d, int own) {
+    return static_cast<uint32>(C::positions(d, part_of_class(d, own)));
+  }
+  static constexpr __device__ int offset(int d, int m, int own) {
+    return static_cast<int>(C::base(d, part_of_class(d, own)) + m * C::delta(d));
+  }
+  // Of tap `t` of a class.
+  static constexpr __device__ int shift(int t, int own = 0) {
+    const int k1 = count(1, own);
+    const int k2 = count(2, own);
+    return offset(0, t / (k1 * k2), own) * Numbers::plane + offset(1, t / k2 % k1, own) * Numbers::pitch +
+           offset(2, t % k2, own);
+  }
+  // Groups of taps of a class.
+  static constexpr __device__ int groups(int own) {
+    return count(0, own) * count(1, own) * count(2, own) / Numbers::group_taps;
   }
   // The least shift of a group of taps. A group is a whole row or plane of the kernel, or all of it.
-  static constexpr __device__ int first_shift(int group) {
+  static constexpr __device__ int first_shift(int group, int own = 0) {
     const int first = group * Numbers::group_taps;
     const int last = first + Numbers::group_taps - 1;
-    return shift(first) < shift(last) ? shift(first) : shift(last);
+    return shift(first, own) < shift(last, own) ? shift(first, own) : shift(last, own);
   }
 
   // Classes of a transposed convolution that read the same x are rows of the product, as in gemm/gemm.cuh.
   // Where channels of the values are neighbours, all channels of one class come before those of the next.
-  static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
+  // Classes that read different x are apart: a tile has rows of one class, and neighbouring tiles have the
+  // same channels of the next.
+  static constexpr bool apart = Numbers::classes_apart;
   static constexpr bool by_class = classes > 1 && Numbers::value_stride_c == 1;
+  static constexpr int tile_channels = Numbers::tile_channels;
+  static_assert(!apart || Numbers::group_taps == 1);
   // Channel and class of a row of the group.
   static __device__ __forceinline__ int channel_of(int row) {
+    if constexpr (apart) return row / (tile_channels * classes) * tile_channels + row % tile_channels;
     return by_class ? row % static_cast<int>(C::channels) : row / classes;
   }
   static __device__ __forceinline__ int class_of(int row) {
+    if constexpr (apart) return row / tile_channels % classes;
     return by_class ? row / static_cast<int>(C::channels) : row - row / classes * classes;
   }
-  static constexpr int rows = static_cast<int>(C::channels) * classes;
+  static constexpr int rows = apart ? Numbers::padded_channels / static_cast<int>(C::groups)
+                                    : static_cast<int>(C::channels) * classes;
   using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
-  static __device__ __forceinline__ bool exists(int row) { return Rows::exists(row); }
+  static __device__ __forceinline__ bool exists(int row) {
+    if constexpr (apart) return channel_of(Rows::in_group(row)) < C::channels;
+    return Rows::exists(row);
+  }
+  // Whether a row's class has so many taps.
+  static __device__ __forceinline__ bool has_tap(int row, int t) {
+    return !apart || t < groups(class_of(Rows::in_group(row)));
+  }
   // Offset of the weight of an input channel and a tap of the row's class.
   static __device__ __forceinline__ int64 weight_index(int row, int c, int t) {
     return Rows::group(row) * group_weights<C> + weight_in_group(Rows::in_group(row), c, t);

@@ -162,7 +162,7 @@ struct PackedGemmScales {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const int c = eight * 8 + k;
-        x[k] = c < C::in_channels
+        x[k] = c < C::in_channels && Geometry::has_tap(o, tap)
                    ? load_one<typename C::Weight>(p.parameter[0], Geometry::weight_index(o, c, tap))
                    : 0.0f;
         sum[0] += fabsf(x[k]);

@@ -23,7 +23,6 @@ struct PackedGemm {
   static constexpr int window_bytes = Numbers::window * 16;  // of eight channels
   static constexpr int x_bytes = halves * window_bytes;
   static constexpr int weight_bytes = Numbers::group_taps * halves * tile_channels * 16;
-  static constexpr int groups = Numbers::taps / Numbers::group_taps;
   static constexpr int group_tiles = channel_tiles / static_cast<int>(C::groups);  // of channels
   static constexpr int sums = columns / 2;
   static constexpr int value_pitch = 40;
@@ -48,20 +47,34 @@ struct PackedGemm {
     for (int64 i = blockIdx.x + static_cast<int64>(first) * gridDim.x; i < count;
          i += static_cast<int64>(step) * gridDim.x) {
       const int64 tile = i / channel_tiles;
-      body(tile * tile_positions, static_cast<int>(i - tile * channel_tiles));
+      body(tile * tile_positions, in_turn(static_cast<int>(i - tile * channel_tiles), tile));
     }
+  }
+
+  // Classes that are apart have different numbers of taps. A block takes them by turns: where the number of
+  // blocks is a multiple of the number of classes, it would have tiles of one class alone.
+  static __device__ __forceinline__ int in_turn(int channel_tile, int64 tile) {
+    if constexpr (!Geometry::apart) return channel_tile;
+    const int own = channel_tile % Geometry::classes;
+    return channel_tile - own + static_cast<int>((own + tile) % Geometry::classes);
+  }
+  // The class that all rows of a tile belong to; 0 where classes meet the same elements.
+  static __device__ __forceinline__ int class_of_tile(int channel_tile) {
+    if constexpr (!Geometry::apart) return 0;
+    return channel_tile % group_tiles % Geometry::classes;
   }
 
   // By one thread: the copies of all tiles.
   __device__ __forceinline__ void send() const {
     Ring<stages> ring;
     for_each_tile(0, 1, [&](int64 position, int channel_tile) {
+      const int own = class_of_tile(channel_tile);
       int64 step = static_cast<int64>(channel_tile) * Numbers::steps;
       const int first_eight = channel_tile / group_tiles * (Numbers::input_channels / 8);
 #pragma unroll 1
-      for (int group = 0; group < groups; ++group) {
+      for (int group = 0; group < Geometry::groups(own); ++group) {
         const auto* from = static_cast<const uint4*>(p.packed_input) + Numbers::margin + position +
-                           Geometry::first_shift(group);
+                           Geometry::first_shift(group, own);
 #pragma unroll 1
         for (int chunk = 0; chunk < Numbers::chunks; ++chunk, ++step) {
           barrier::wait(&s.empty[ring.stage], ring.round ^ 1u);
@@ -117,12 +130,13 @@ struct PackedGemm {
         static_cast<int>((p.tiles * channel_tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) - warpgroup;
     bool is_first = warpgroup == 0;
     for_each_tile(turns ? warpgroup : 0, turns ? 2 : 1, [&](int64 position, int channel_tile) {
+      const int own_class = class_of_tile(channel_tile);
       if constexpr (turns) {
         for (int i = thread % 128; i < columns; i += 128)
-          s.offsets[warpgroup * columns + i] = offset(position + i);
+          s.offsets[warpgroup * columns + i] = offset(position + i, 0);
       } else {
         for (int i = thread; i < tile_positions; i += gemm::consumer_threads)
-          s.offsets[i] = offset(position + i);
+          s.offsets[i] = offset(position + i, own_class);
       }
       // A barrier tells a phase only from the next, so a warpgroup must not wait further ahead.
       if (turns && !is_first) gemm::wait_for_turn(warpgroup);
@@ -130,7 +144,7 @@ struct PackedGemm {
       float d[sums];
       int scale = 0, before = -1;
 #pragma unroll 1
-      for (int group = 0; group < groups; ++group) {
+      for (int group = 0; group < Geometry::groups(own_class); ++group) {
 #pragma unroll 1
         for (int chunk = 0; chunk < Numbers::chunks; ++chunk) {
           barrier::wait(&s.full[ring.stage], ring.round);
@@ -140,7 +154,7 @@ struct PackedGemm {
 #pragma unroll
           for (int t = 0; t < Numbers::group_taps; ++t) {
             // The shifts within a group are the same in every group.
-            const uint32 own = Geometry::shift(t) - Geometry::first_shift(0);
+            const uint32 own = Geometry::apart ? 0 : Geometry::shift(t) - Geometry::first_shift(0);
 #pragma unroll
             for (int k = 0; k < halves / 2; ++k) {
               Product::run(
@@ -170,12 +184,11 @@ struct PackedGemm {
     });
   }
 
-  // Offset of a position in a channel of the values, from the first sample on; -1: outside.
-  __device__ __forceinline__ int offset(int64 position) const {
+  // Offset of a class's position in a channel of the values, from the first sample on; -1: outside.
+  __device__ __forceinline__ int offset(int64 position, int own) const {
     const FlatPosition<Numbers> at(static_cast<uint32>(position));
-    const bool inside = at.n < Geometry::samples(p) && at.z < static_cast<uint32>(C::positions(0, 0)) &&
-                        at.y < static_cast<uint32>(C::positions(1, 0)) &&
-                        at.x < static_cast<uint32>(C::positions(2, 0));
+    const bool inside = at.n < Geometry::samples(p) && at.z < Geometry::positions(0, own) &&
+                        at.y < Geometry::positions(1, own) && at.x < Geometry::positions(2, own);
     return inside ? static_cast<int>(at.n * Numbers::value_stride_n +
                                      at.z * (Numbers::value_stride0 * C::classes(0)) +
                                      at.y * (Numbers::value_stride1 * C::classes(1)) +
@@ -216,7 +229,8 @@ struct PackedGemm {
         for (int i = 0; i < 8; ++i) {
           // A lane has a column; a row where channels are neighbours; the classes of a column where those
           // are.
-          constexpr int side_by_side = 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
+          constexpr int side_by_side =
+              !Geometry::apart && 8 % C::classes(2) == 0 ? static_cast<int>(C::classes(2)) : 1;
           const int of_rows = (i * 32 + lane) % (32 * side_by_side);
           const int column = channels_last ? lane / 8 + 4 * i : of_rows / side_by_side;
           const int r = channels_last ? lane % 8 : i / side_by_side * side_by_side + of_rows % side_by_side;

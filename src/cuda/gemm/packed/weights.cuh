@@ -69,7 +69,8 @@ struct PackedGemmWeightPieces {
         const int c = i / run;
         const int row = (i - c * run) / taps;
         const int tap = i % taps;
-        const bool exists = c < left && first_row + row < Geometry::rows;
+        const int padded = first_padded + row;
+        const bool exists = c < left && Geometry::exists(padded) && Geometry::has_tap(padded, tap);
         shared[row * pitch + c * taps + tap] =
             exists ? from[Geometry::weight_in_group(first_row + row, first_channel + c, tap)] : Word{0};
       }

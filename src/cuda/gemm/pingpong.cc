@@ -30,7 +30,7 @@ class GemmPingpong final : public WholeBlockKernel {
         packing_(problem, shape_, tile_channels, numbers_.taps),
         pack_(pack_source(), problem.device, packing_.launch()),
         function_(source(), problem.device,
-                  {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true}),
+                  {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true, true}),
         redo_(problem) {
     // As many whole samples as fit at a time. An exported plan asks its own GPU. Where no sample fits there
     // is no block: a merger alone would wait for ever.
@@ -41,10 +41,11 @@ class GemmPingpong final : public WholeBlockKernel {
     shared_.packed = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
     shared_.statistics = regions_.add(shape_.slabs() * 2 * 4);
+    shared_.scales = regions_.add((tile_channels + 1) * 4);
+    sums_ = regions_.add(tile_channels * 4);
     shared_.marks = regions_.add((shape_.batch + 1) * 4);
     shared_.guard =
         regions_.add(when(rounds(problem), shape_.batch * numbers_.position_tiles * converting_warps * 4));
-    shared_.scales = regions_.add((tile_channels + 1) * 4);
     // Parts are read by pairs. Behind them are the results; a warp prefetches those of all its channels,
     // whether they exist or not.
     parts_ = regions_.add((shape_.slabs() * round_up(groups * numbers_.position_tiles, 2) +
@@ -52,8 +53,8 @@ class GemmPingpong final : public WholeBlockKernel {
                           8);
     counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     // The counters of the redo kernel follow.
-    cleared_bytes_ = shared_.marks.bytes + shared_.guard.bytes + shared_.scales.bytes + parts_.bytes +
-                     counts_.bytes + (shape_.batch + 1) * 4 * 4;
+    cleared_bytes_ = shared_.marks.bytes + shared_.guard.bytes + parts_.bytes + counts_.bytes +
+                     (shape_.batch + 1) * 4 * 4;
   }
 
   // Chains are those of 16-bit outputs in tf32 too. With 16-bit outputs gelu has a term less: 2.9e-5 off.
@@ -105,17 +106,24 @@ class GemmPingpong final : public WholeBlockKernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    clear(at(workspace, shared_.marks), cleared_bytes_, stream, problem_.device);
+    const LaunchChain chain;
     PingpongPackParameters pack;
-    shared_.fill_pack(pack, arguments, workspace, shape_.batch);
+    pack.weights = arguments.parameters[0];
+    pack.packed = at(workspace, shared_.packed);
     pack.scales = at(workspace, shared_.scales);
+    pack.sums = at(workspace, sums_);
+    pack.batch = shape_.batch;
     pack.input = arguments.input;
     pack.map = at(workspace, map_);
+    pack.cleared = at(workspace, shared_.marks);
+    pack.cleared_bytes = cleared_bytes_;
     pack.launch(pack_, stream);
     PingpongParameters p;
     shared_.fill(p, arguments, workspace, shape_.batch);
     p.parts = at(workspace, parts_);
     p.counts = at(workspace, counts_);
+    p.sums = at(workspace, sums_);
+    p.input = arguments.input;
     p.map = at(workspace, map_);
     p.launch(function_, stream, blocks_);
     redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, shared_.marks),
@@ -132,6 +140,7 @@ class GemmPingpong final : public WholeBlockKernel {
             .add("box_z", n.box[0], "box_y", n.box[1], "box_x", n.box[2])
             .add("boxes_y", n.boxes[1], "boxes_x", n.boxes[2])
             .flag("boxed", true, "store_rows", n.store_rows, "guards", rounds(problem_))
+            .flag("has_after", !shape_.parts.after.empty())
             .add("window", n.window, "windows", 1, "window_split", 0)
             .add("window_y", n.window_y, "window_z", n.window_z)
             .add("copies", n.copies, "copy_y", n.copy_y, "bands", n.bands, "band_copies", n.band_copies)
@@ -176,7 +185,7 @@ class GemmPingpong final : public WholeBlockKernel {
   Number cleared_bytes_;
   Regions regions_;
   PackedRegions shared_;
-  Region map_, parts_, counts_;
+  Region sums_, map_, parts_, counts_;
 };
 
 // Whether a tensor map can describe x: contiguous rows, and strides that are multiples of 16 bytes.

@@ -69,6 +69,12 @@ struct f16 {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
   }
+  // x y + z of pairs, rounded once.
+  static __device__ __forceinline__ uint32 multiply_add(uint32 x, uint32 y, uint32 z) {
+    uint32 bits;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
+    return bits;
+  }
 };
 struct bf16 {
   static constexpr int bytes = 2;

@@ -94,10 +94,12 @@ ONEPASS_PARAMETERS(PingpongPackParameters) {
   ONEPASS_WORD(const void*, weights);
   ONEPASS_WORD(void*, packed);
   ONEPASS_WORD(float*, scales);
-  ONEPASS_WORD(uint32*, mark);  // zero: becomes redo_all, too where x does not begin on 16 bytes
+  ONEPASS_WORD(float*, sums);  // of each channel's magnitudes; NaN where a weight is not finite
   ONEPASS_WORD(int64, batch);
   ONEPASS_WORD(const void*, input);
   ONEPASS_WORD(void*, map);
+  ONEPASS_WORD(void*, cleared);  // set to zero
+  ONEPASS_WORD(int64, cleared_bytes);
 };
 
 // The row "gemm_pingpong".
@@ -109,8 +111,10 @@ ONEPASS_COUNTED_PARAMETERS(PingpongParameters) {
   ONEPASS_WORD(uint32*, only);       // zero: a redo mark for each sample, then one for all (RedoWord)
   ONEPASS_WORD(uint32*, guard);      // zero: bits of the largest magnitude that each converting warp saw
   ONEPASS_WORD(const void*, packed);
-  ONEPASS_WORD(const float*, scales);
+  ONEPASS_WORD(float*, scales);  // factor of each channel's sums, then room for the largest of `sums`
+  ONEPASS_WORD(const float*, sums);
   ONEPASS_WORD(int64, batch);
+  ONEPASS_WORD(const void*, input);
   ONEPASS_WORD(const void*, map);  // the tensor map of x
   ONEPASS_WORDS(const void*, parameter);
 };

@@ -30,7 +30,7 @@ class GemmPingpong final : public WholeBlockKernel {
         packing_(problem, shape_, tile_channels, numbers_.taps),
         pack_(pack_source(), problem.device, packing_.launch()),
         function_(source(), problem.device,
-                  {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true}),
+                  {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true, true}),
         redo_(problem) {
     // As many whole samples as fit at a time. An exported plan asks its own GPU. Where no sample fits there
     // is no block: a merger alone would wait for ever.
@@ -41,10 +41,11 @@ class GemmPingpong final : public WholeBlockKernel {
     packed_ = regions_.add(numbers_.weight_bytes());
     map_ = regions_.add(128);
     statistics_ = regions_.add(shape_.slabs() * 2 * 4);
+    scales_ = regions_.add((tile_channels + 1) * 4);
+    sums_ = regions_.add(tile_channels * 4);
     marks_ = regions_.add((shape_.batch + 1) * 4);
     guard_ =
         regions_.add(when(rounds(problem), shape_.batch * numbers_.position_tiles * converting_warps * 4));
-    scales_ = regions_.add((tile_channels + 1) * 4);
     // Parts are read by pairs. Behind them are the results; a warp prefetches those of all its channels,
     // whether they exist or not.
     parts_ = regions_.add((shape_.slabs() * round_up(groups * numbers_.position_tiles, 2) +
@@ -52,7 +53,7 @@ class GemmPingpong final : public WholeBlockKernel {
                           8);
     counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     // The counters of the redo kernel follow.
-    cleared_bytes_ = marks_.bytes + guard_.bytes + scales_.bytes + parts_.bytes + counts_.bytes +
+    cleared_bytes_ = marks_.bytes + guard_.bytes + parts_.bytes + counts_.bytes +
                      (shape_.batch + 1) * 4 * 4;
   }
 
@@ -105,16 +106,17 @@ class GemmPingpong final : public WholeBlockKernel {
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
-    clear(at(workspace, marks_), cleared_bytes_, stream, problem_.device);
-    // The launch also builds the tensor map of x, so it is made for every call.
+    const LaunchChain chain;
     PingpongPackParameters pack;
     pack.weights = arguments.parameters[0];
     pack.packed = at(workspace, packed_);
     pack.scales = at(workspace, scales_);
-    pack.mark = at(workspace, Region{marks_.begin + shape_.batch * 4, 4});
+    pack.sums = at(workspace, sums_);
     pack.batch = shape_.batch;
     pack.input = arguments.input;
     pack.map = at(workspace, map_);
+    pack.cleared = at(workspace, marks_);
+    pack.cleared_bytes = cleared_bytes_;
     pack.launch(pack_, stream);
     PingpongParameters p;
     p.output = arguments.output;
@@ -128,6 +130,8 @@ class GemmPingpong final : public WholeBlockKernel {
     p.parameter = arguments.parameters;
     p.parts = at(workspace, parts_);
     p.counts = at(workspace, counts_);
+    p.sums = at(workspace, sums_);
+    p.input = arguments.input;
     p.map = at(workspace, map_);
     p.launch(function_, stream, blocks_);
     redo_.launch_marked(arguments, at(workspace, Region{regions_.total(), 0}), at(workspace, marks_), 1,
@@ -144,6 +148,7 @@ class GemmPingpong final : public WholeBlockKernel {
             .add("box_z", n.box[0], "box_y", n.box[1], "box_x", n.box[2])
             .add("boxes_y", n.boxes[1], "boxes_x", n.boxes[2])
             .flag("boxed", true, "store_rows", n.store_rows, "guards", rounds(problem_))
+            .flag("has_after", !shape_.parts.after.empty())
             .add("window", n.window, "windows", 1, "window_split", 0)
             .add("window_y", n.window_y, "window_z", n.window_z)
             .add("copies", n.copies, "copy_y", n.copy_y, "bands", n.bands, "band_copies", n.band_copies)
@@ -187,7 +192,7 @@ class GemmPingpong final : public WholeBlockKernel {
   Number blocks_ = 1;
   Number cleared_bytes_;
   Regions regions_;
-  Region packed_, map_, statistics_, marks_, guard_, scales_, parts_, counts_;
+  Region packed_, map_, statistics_, scales_, sums_, marks_, guard_, parts_, counts_;
 };
 
 // Whether a tensor map can describe x: contiguous rows, and strides that are multiples of 16 bytes.

@@ -53,7 +53,9 @@ struct GemmPingpong {
   const int group = static_cast<int>(threadIdx.x) / 128;
 
   __device__ __forceinline__ void run() const {
+    allow_kernel_after();
     if (L::is_merger()) {
+      wait_for_kernel_before();
       pingpong::Exchange<L>{p}.run();
       return;
     }
@@ -84,15 +86,16 @@ struct GemmPingpong {
       for (int i = 0; i < L::groups; ++i) barrier::initialise(&s.turn[i], 4);
       s.exponent = pingpong::HeldInt20::exponent;
     }
+    const int tile = L::tile_of_block();
+    for (int i = static_cast<int>(threadIdx.x); i < L::groups * L::columns; i += L::threads)
+      s.offsets()[i] = L::Geometry::target(tile, i);
+    wait_for_kernel_before();
     for (int c = static_cast<int>(threadIdx.x); c < L::rows; c += L::threads) {
       float bias = 0.0f;
       if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], c);
       s.channels[c] =
           float4{bias, Tail::weight(p, c), Tail::bias(p, c), Numbers::guards ? __ldg(p.scales + c) : 1.0f};
     }
-    const int tile = L::tile_of_block();
-    for (int i = static_cast<int>(threadIdx.x); i < L::groups * L::columns; i += L::threads)
-      s.offsets()[i] = L::Geometry::target(tile, i);
     __syncthreads();
     // The last outputs of a row may lie outside of the output.
     if constexpr (Numbers::store_rows) {

@@ -48,6 +48,7 @@ struct Exchange {
   // --- By a merger ---
   // Slabs of few parts take few lanes, so that a team waits only for its own slab.
   __device__ __forceinline__ void run() const {
+    judge_operands();
     const int lane = static_cast<int>(threadIdx.x % team);
     const uint32 mask =
         team == 32 ? 0xffffffffu : ((1u << (team % 32)) - 1u) << (threadIdx.x % 32 / team * team);
@@ -103,6 +104,29 @@ struct Exchange {
     return part(p.batch, 0) + n * ((L::slabs + 1) / 2 * 2) + slab;
   }
 
+  // Marks all samples where a weight is not finite or x does not begin on 16 bytes; the largest sum of a
+  // channel's weights is for `judge`.
+  __device__ __forceinline__ void judge_operands() const {
+    if (threadIdx.x < 32) {
+      float largest = 0.0f;
+      bool is_finite = true;
+#pragma unroll
+      for (int c = static_cast<int>(threadIdx.x); c < L::rows; c += 32) {
+        const float sum = p.sums[c];
+        is_finite = is_finite && sum == sum;
+        largest = fmaxf(largest, sum);
+      }
+      // Magnitudes are ordered as their bits.
+      const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+      is_finite = __all_sync(0xffffffffu, is_finite);
+      if (threadIdx.x == 0) {
+        p.scales[L::Numbers::padded_channels] = __uint_as_float(bits);
+        if (!is_finite || reinterpret_cast<uint64>(p.input) % 16 != 0)
+          atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+      }
+    }
+    __syncthreads();
+  }
   // The largest magnitudes that the converting warps of a tile saw.
   __device__ __forceinline__ uint32* largest(int64 n, int tile) const {
     return p.guard + (n * L::position_tiles + tile) * converting_warps;

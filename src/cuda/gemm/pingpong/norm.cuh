@@ -11,7 +11,16 @@ struct Affine {
   float scale[2];
   float shift[2];
   uint32 exponent;  // HeldInt20::exponent
+  // As pairs of f16, where held values of the whole warp become outputs in f16 (in_halves).
+  bool in_halves;
+  uint32 scales[2];
+  uint32 shifts[2];
 };
+
+// Whether outputs of f16 may be computed from held pairs by one instruction. Scale and shift are rounded to
+// f16 for that, each by no more than the output.
+template <class L>
+constexpr bool in_halves = is_same<typename L::Output, f16> && !L::Numbers::has_after;
 
 template <class L>
 struct Norm {
@@ -56,6 +65,19 @@ struct Norm {
       affine.scale[h] = scale * held.y;
       affine.shift[h] = fmaf(held.x - all.x, scale, of_channel.z);
       if constexpr (L::is_f32) affine.shift[h] = fmaf(-Format::origin, affine.scale[h], affine.shift[h]);
+    }
+    if constexpr (in_halves<L>) {
+      // A scale below 2^-14 would lose bits.
+      bool fits = true;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float scale = fabsf(affine.scale[h]);
+        fits = fits && (scale >= 0x1p-14f || scale == 0.0f) && scale < 0x1p+15f &&
+               fabsf(affine.shift[h]) < 0x1p+15f;
+        affine.scales[h] = f16::pack(affine.scale[h], affine.scale[h]);
+        affine.shifts[h] = f16::pack(affine.shift[h], affine.shift[h]);
+      }
+      affine.in_halves = __all_sync(0xffffffffu, fits);
     }
     return affine;
   }

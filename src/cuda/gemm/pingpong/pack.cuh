@@ -1,5 +1,5 @@
-// The launch before the ping-pong kernel: packs weights and builds the tensor map of x for bulk copies of
-// boxes.
+// The launch before the ping-pong kernel: packs weights, builds the tensor map of x for bulk copies of boxes,
+// and clears memory.
 #pragma once
 
 #include "gemm/pingpong/layout.cuh"
@@ -14,7 +14,7 @@ struct TensorMap {
     uint32 word[32];
   };
 
-  // By one warp. Copies need x on 16 bytes; where it is not, all samples are marked to be done again.
+  // By one warp. Copies need x on 16 bytes; where it is not, all samples are computed again.
   static __device__ __forceinline__ void build(const PingpongPackParameters& p) {
 #if __CUDA_ARCH__ >= 900
     const uint64 input = reinterpret_cast<uint64>(p.input) & ~uint64{15};
@@ -50,8 +50,6 @@ struct TensorMap {
     }
     __syncwarp();
     static_cast<uint32*>(p.map)[lane] = map.word[lane];
-    if (lane == 0 && reinterpret_cast<uint64>(p.input) % 16 != 0)
-      atomicMax(p.mark, static_cast<uint32>(redo_all));
 #endif
   }
 
@@ -85,8 +83,19 @@ struct Pack {
   unsigned char* staged;  // weights
 
   __device__ __forceinline__ void run() const {
+    allow_kernel_after();
+    clear();
     GemmPack<C, Numbers, Parameters>{p, staged}.run();
     if (blockIdx.x == 0 && threadIdx.x < 32) TensorMap<C, typename Tail::Input, Numbers>::build(p);
+  }
+
+ private:
+  // No other block writes to this memory.
+  __device__ __forceinline__ void clear() const {
+    auto* const to = static_cast<uint4*>(p.cleared);
+    for (int64 i = int64{blockIdx.x} * blockDim.x + threadIdx.x; i < p.cleared_bytes / 16;
+         i += int64{gridDim.x} * blockDim.x)
+      to[i] = uint4{0, 0, 0, 0};
   }
 };
 

@@ -105,9 +105,13 @@ struct GemmPack {
         scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
       if (threadIdx.x == 0) {
         p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
-        // Sums are positive: their bits are in order.
-        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
-        if (!finite) atomicMax(p.mark, static_cast<uint32>(redo_all));
+        if constexpr (requires { p.sums; }) {
+          p.sums[first + k] = finite ? sum[k] : __uint_as_float(0x7fffffffu);
+        } else {
+          // Sums are positive: their bits are in order.
+          atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
+          if (!finite) atomicMax(p.mark, static_cast<uint32>(redo_all));
+        }
       }
     }
     constexpr int joints = (taps + Numbers::joint_taps - 1) / Numbers::joint_taps;

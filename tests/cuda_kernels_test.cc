@@ -247,6 +247,14 @@ const std::vector<Kernel>& kernels() {
       {"gemm_packed", "conv3d(320,320,k=3,p=1) | instance_norm | leaky_relu @ 2x320x8x8x8 bf16", tuned},
       {"gemm_packed", "conv2d(64,128,k=3,p=1) | group_norm(8) | silu @ 64x64x32x32 bf16", tuned},
       {"gemm_packed", "conv_transpose2d(24,20,k=2,s=2) | swish | mean @ 3x24x9x11 f16 nhwc", tuned},
+      // Boxes: all taps in a window of neighbours or of 8 x 8 positions, planes and rows and single taps in
+      // windows of their own; few channels; strides, classes, tensors that chains read, a tail.
+      {"gemm_boxes", "conv2d(256,256,k=3,p=1) | gelu @ 8x256x64x64 bf16 nhwc", tuned},
+      {"gemm_boxes", "conv2d(512,320,k=1) | channel_mul | residual_add @ 8x512x33x35 f16 nhwc", tuned},
+      {"gemm_boxes", "conv2d(80,48,k=3,s=2,p=1) | relu @ 16x80x57x55 bf16 nhwc", tuned},
+      {"gemm_boxes", "conv3d(24,40,k=3,p=1) | group_norm(8) | silu @ 2x24x17x33x35 bf16 nhwc", tuned},
+      {"gemm_boxes", "conv1d(128,128,k=7,d=16) | relu @ 8x128x4000 bf16 nhwc", tuned},
+      {"gemm_boxes", "conv_transpose2d(128,64,k=2,s=2) | swish @ 8x128x32x32 bf16 nhwc", tuned},
       // In groups.
       {"gemm_wgmma", "conv2d(1024,1024,k=3,p=1,groups=32) | group_norm(32) | relu @ 32x1024x14x14 tf32",
        tuned},
@@ -301,6 +309,7 @@ const std::map<std::string, Assembled> limits{
     {"thin_resident", {255, 704}},  // 512, or 256; as thin_mma
     {"thin_inplace", {128, 704}},   // 512; as thin_mma
     {"gemm_packed", {168, 0}},      // 384
+    {"gemm_boxes", {168, 0}},       // 384
     {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
     {"gemm_pingpong", {128, 512}},  // 512, of which those that multiply have 152 or 160; once a tile
     {"gemm_mma", {255, 256}},       // 256; once a tile
@@ -489,6 +498,15 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
       expect_refusal("gemm_packed", "conv2d(32,32) | relu @ 2x32x9x9", architecture, "strict f32");
       expect_refusal("gemm_packed", "conv2d(32,32,s=2) | relu @ 2x32x9x9 tf32", architecture, "a stride");
       expect_refusal("gemm_packed", "conv2d(32,32) @ 2x32x9x9 tf32", architecture, "nothing follows");
+    }
+    if (architecture == "sm_90a") {
+      expect_refusal("gemm_boxes", "conv2d(32,32) @ 2x32x9x9 tf32 nhwc", architecture, "not of 16 bits");
+      expect_refusal("gemm_boxes", "conv2d(32,32) @ 2x32x9x9 bf16", architecture, "no channels side by side");
+      expect_refusal("gemm_boxes", "conv2d(36,32) @ 2x36x9x9 bf16 nhwc", architecture, "multiple of 8");
+      expect_refusal("gemm_boxes", "conv2d(32,32,s=9) @ 2x32x29x29 bf16 nhwc", architecture, "more than 8");
+      expect_refusal("gemm_boxes", "conv2d(32,32,groups=2) @ 2x32x9x9 bf16 nhwc", architecture, "has groups");
+      expect_refusal("gemm_boxes", "conv_transpose2d(32,32,k=3,s=2) @ 2x32x9x9 bf16 nhwc", architecture,
+                     "meet different elements");
     }
     expect_refusal("gemm_wgmma", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("gemm_wgmma", "conv2d(32,64,groups=4) @ 2x32x9x9", architecture,

@@ -107,6 +107,26 @@ TEST_F(Gemm, AgreesWithTheReferenceOnRandomProblems) {
   EXPECT_GT(tried, 4 * refused);
 }
 
+// Boxes of all shapes: rows of a product that are neighbours of the window and 8 x 8 positions, several
+// samples a box, taps in one window and in windows of their own, strides, dilation, classes, chunks of 16, 32
+// and 64 channels that are whole and that are not, chains that read values of channels and tensors, tails.
+TEST_F(Gemm, AgreesWithTheReferenceByBoxes) {
+  if (cuda::describe_device(0).find("sm_90a") == std::string::npos) GTEST_SKIP() << "it needs wgmma";
+  const std::vector<Problem> problems = box_problems(gpu);
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    const Problem& problem = problems[static_cast<size_t>(index)];
+    const std::vector<std::string> row{"gemm_boxes"};
+    const Check check{.distributions = {Distribution::uniform, Distribution::normal,
+                                        distributions[static_cast<size_t>(index) % std::size(distributions)]},
+                      .placements = {Placement::elements, Placement::vectors},
+                      .seed = 1700 + static_cast<uint64_t>(index)};
+    std::string errors = forward_errors(problem, row, check, stream);
+    if (errors.empty() && index % 3 == 0) errors = not_finite_errors(problem, row, stream);
+    if (errors.empty() && index % 4 == 1) errors = other_bits(problem, row, 5, stream);
+    return errors;
+  });
+}
+
 // Convolutions in groups, each a product by itself: channels of a group that fill tiles and that do not, both
 // orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
 // channels and tensors, means, strides, classes of transposed ones; by every row.

@@ -66,6 +66,9 @@ std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn);
 // orders, groups of the norm that are one of the convolution's and a part of one, chains that read values of
 // channels and tensors, means, strides, classes of transposed ones.
 std::vector<Problem> grouped_problems(const Device& device);
+// For gemm_boxes: boxes whose rows are neighbours and 8 x 8 positions, of several samples, taps in one window
+// and in windows of their own, strides, dilation, classes, chunks of 16, 32 and 64 channels, whole and not.
+std::vector<Problem> box_problems(const Device& device);
 // Few inputs a group, for the row "narrow": depthwise, groups of a few, one group; both orders, strides,
 // dilation, classes of transposed ones; chunks of inputs, a tile's channels and a part of them.
 std::vector<Problem> narrow_problems(const Device& device);

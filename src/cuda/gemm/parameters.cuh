@@ -78,6 +78,37 @@ ONEPASS_COUNTED_PARAMETERS(PackedGemmParameters) {
   ONEPASS_WORDS(const void*, parameter);
 };
 
+// Packing of weights for the row "gemm_boxes", which builds the tensor map of x too.
+ONEPASS_COUNTED_PARAMETERS(BoxesPackParameters) {
+  ONEPASS_WORD(const void*, input);
+  ONEPASS_WORD(void*, packed_weights);
+  ONEPASS_WORD(void*, map);
+  ONEPASS_WORD(uint32*, only);         // gets zeros: a redo mark for each sample, then one for all (RedoWord)
+  ONEPASS_WORD(uint32*, piece_marks);  // for each piece of weights, whether all are finite
+  ONEPASS_WORD(uint32*, control);      // of the redo kernel: four words for each sample and four more
+  ONEPASS_WORD(uint32*, arrived);      // gets zeros: a counter for each unit
+  ONEPASS_WORD(int64, units);          // whose values are held
+  ONEPASS_WORD(int64, batch);
+  ONEPASS_WORDS(const void*, parameter);
+};
+
+// The row "gemm_boxes".
+ONEPASS_COUNTED_PARAMETERS(BoxesParameters) {
+  ONEPASS_WORD(const void*, input);
+  ONEPASS_WORD(void*, output);
+  ONEPASS_WORD(float*, values);      // the convolution's output, where a tail follows
+  ONEPASS_WORD(float*, statistics);  // [batch][groups][2]: mean, 1 / deviation; where values are held
+  ONEPASS_WORD(float4*, parts);      // moments of slabs in each tile: count, mean, M2
+  ONEPASS_WORD(uint32*, control);    // counters of units' tiles
+  ONEPASS_WORD(const void*, packed_weights);
+  ONEPASS_WORD(const void*, map);  // the tensor map of x
+  ONEPASS_WORD(uint32*, only);
+  ONEPASS_WORD(const uint32*, piece_marks);
+  ONEPASS_WORD(int64, batch);
+  ONEPASS_WORD(int64, tiles);  // of positions
+  ONEPASS_WORDS(const void*, parameter);
+};
+
 // What a launch of the row "gemm_packed" does besides the product.
 enum PackedGemmStep : int { step_pack, step_pack_again, step_judge, step_pack_weights, step_pack_input };
 

@@ -17,8 +17,21 @@ constexpr float least_weight = 0x1p-12f;
 
 }  // namespace gemm
 
+// Where eight input channels of a tap lie in the packed weights of the row "gemm_packed", in units of 16
+// bytes of all rows of a tile. A chunk of a stage has `stage_chunks` pieces of 16 channels.
+template <class Numbers>
+struct PackedGemmPlaces {
+  static __device__ __forceinline__ int64 place(int tile, int chunk, int tap, int half) {
+    constexpr int stage_chunks = Numbers::chunk_channels / 16;
+    const int64 step = static_cast<int64>(tile) * Numbers::steps +
+                       tap / Numbers::group_taps * Numbers::chunks + chunk / stage_chunks;
+    return (step * Numbers::group_taps + tap % Numbers::group_taps) * stage_chunks * 2 +
+           chunk % stage_chunks * 2 + half;
+  }
+};
+
 // A piece is 32 rows by a chunk of 16 input channels.
-template <class C, class Numbers>
+template <class C, class Numbers, class Places = PackedGemmPlaces<Numbers>>
 struct PackedGemmWeightPieces {
   using Geometry = PackedGemmGeometry<C, Numbers>;
   static constexpr int rows = 32;
@@ -33,7 +46,7 @@ struct PackedGemmWeightPieces {
   static constexpr int pitch_words = (chunk_terms * Weight::bytes / 4) | 1;
   static constexpr int pitch = pitch_words * 4 / Weight::bytes;
   static constexpr int shared_bytes = rows * pitch_words * 4;
-  static constexpr int blocks = Numbers::padded_channels / rows;
+  static constexpr int blocks = (Numbers::padded_channels + rows - 1) / rows;
   static constexpr int items = blocks * chunks;
 
   // By a team of threads with shared memory of its own.
@@ -153,11 +166,8 @@ struct PackedGemmWeightPieces {
   template <class Parameters>
   static __device__ __forceinline__ void put(const Parameters& p, int o, int chunk, int tap, int half,
                                              const float (&x)[8], float scale) {
-    constexpr int stage_chunks = Numbers::chunk_channels / 16;
-    const int64 step = static_cast<int64>(o / Numbers::tile_channels) * Numbers::steps +
-                       tap / Numbers::group_taps * Numbers::chunks + chunk / stage_chunks;
-    const int64 place = (step * Numbers::group_taps + tap % Numbers::group_taps) * stage_chunks * 2 +
-                        chunk % stage_chunks * 2 + half;
+    if (Numbers::padded_channels % rows != 0 && o >= Numbers::padded_channels) return;
+    const int64 place = Places::place(o / Numbers::tile_channels, chunk, tap, half);
     static_cast<uint4*>(p.packed_weights)[place * Numbers::tile_channels + o % Numbers::tile_channels] =
         uint4{pack_operands<C, Operand>(x[0] * scale, x[1] * scale),
               pack_operands<C, Operand>(x[2] * scale, x[3] * scale),

@@ -64,15 +64,23 @@ struct NarrowGradientNumbers::Search {
   const ThinShape& shape;
   const Gpu& gpu;
   int64_t samples;
-  bool u_aligned, v_aligned;
+  int64_t u_vector, v_vector;  // at most, of elements
 
   Search(const Problem& of, const ThinShape& its_shape, const Gpu& on)
-      : problem(of), shape(its_shape), gpu(on), samples(CutFor::instead_of(its_shape.samples)) {
-    const auto is_aligned = [](const TensorSpec& spec) {
-      return is_aligned_except(spec, lies_interleaved(spec) ? 1 : spec.sizes.size() - 1);
-    };
-    u_aligned = is_aligned(problem.output);
-    v_aligned = is_aligned(problem.input);
+      : problem(of),
+        shape(its_shape),
+        gpu(on),
+        samples(CutFor::instead_of(its_shape.samples)),
+        u_vector(most_vector(of.output)),
+        v_vector(most_vector(of.input)) {}
+
+  // Of 16 bytes, or of 8 for 16-bit elements.
+  static int64_t most_vector(const TensorSpec& spec) {
+    const size_t along = lies_interleaved(spec) ? 1 : spec.sizes.size() - 1;
+    for (int64_t vector = 16 / byte_size(spec.dtype); vector >= vector_elements; vector /= 2) {
+      if (is_aligned_except(spec, along, vector)) return vector;
+    }
+    return 1;
   }
 
   const ThinAxis& axis(size_t d) const { return shape.axes[d]; }
@@ -134,18 +142,17 @@ struct NarrowGradientNumbers::Search {
     }
   }
 
-  static int64_t vector_of(const StagedBox& box, bool aligned, int64_t groups, int64_t group_channels,
+  static int64_t vector_of(const StagedBox& box, int64_t most, int64_t groups, int64_t group_channels,
                            int64_t all_groups, int64_t size, int64_t advance, int64_t tiles) {
-    const auto divides = [](int64_t count) { return count % vector_elements == 0; };
-    bool fits = aligned;
-    if (box.interleaved) {
-      fits &= groups > 1 ? box.channels == group_channels && divides(groups * group_channels) &&
-                               divides(all_groups * group_channels)
-                         : divides(box.channels) && divides(group_channels);
-    } else {
-      fits &= divides(size) && (tiles == 1 || divides(advance));
+    for (int64_t vector = most; vector > 1; vector /= 2) {
+      const auto divides = [&](int64_t count) { return count % vector == 0; };
+      const bool fits = !box.interleaved ? divides(size) && (tiles == 1 || divides(advance))
+                        : groups > 1 ? box.channels == group_channels && divides(groups * group_channels) &&
+                                           divides(all_groups * group_channels)
+                                     : divides(box.channels) && divides(group_channels);
+      if (fits && vector >= vector_elements) return vector;
     }
-    return fits ? vector_elements : 1;
+    return 1;
   }
 
   // Sizes in shared memory; false where they do not fit.
@@ -159,9 +166,9 @@ struct NarrowGradientNumbers::Search {
     own.segment = (own.positions - 1) * axis(2).step + (axis(2).kernel - 1) * axis(2).delta + 1;
     own.u_box.channels = own.u * own.u_slots;
     own.v_box.channels = own.v * own.v_slots;
-    own.u_box.vector = vector_of(own.u_box, u_aligned, own.groups, shape.channels, shape.conv_groups,
+    own.u_box.vector = vector_of(own.u_box, u_vector, own.groups, shape.channels, shape.conv_groups,
                                  axis(2).out, box[2], own.tiles[2]);
-    own.v_box.vector = vector_of(own.v_box, v_aligned, own.groups, shape.in_channels, shape.conv_groups,
+    own.v_box.vector = vector_of(own.v_box, v_vector, own.groups, shape.in_channels, shape.conv_groups,
                                  axis(2).in, box[2] * axis(2).step, own.tiles[2]);
     lay_row(own.u_box, 0, own.slots[2] > 1 ? own.positions : 0);
     lay_row(own.v_box, axis(2).classes[0].base, own.slots[2] > 1 ? own.positions * axis(2).step : 0);
@@ -243,7 +250,7 @@ struct NarrowGradientNumbers::Search {
   std::pair<int64_t, int64_t> pad(NarrowGradientNumbers& own) const {
     const auto pad_box = [&](StagedBox NarrowGradientNumbers::*member, auto count) {
       StagedBox& box = own.*member;
-      const int64_t unit = box.interleaved ? box.vector : 1;
+      const int64_t unit = box.interleaved ? std::min(box.vector, vector_elements) : 1;
       int64_t best = 0;
       int64_t least = std::numeric_limits<int64_t>::max();
       for (int64_t pad = 0; pad < 8 * unit && least > 1; pad += unit) {
@@ -387,8 +394,8 @@ NarrowGradientNumbers::NarrowGradientNumbers(const Problem& problem, const ThinS
 
 std::string NarrowGradientNumbers::source(const ThinShape& shape) const {
   const auto side = [&](const StagedBox& box) {
-    const bool vectors = box.interleaved && box.vector == vector_elements &&
-                         (groups == 1 || box.channels == 1) && box.strides[2] % vector_elements == 0;
+    const bool vectors = box.interleaved && box.vector > 1 && (groups == 1 || box.channels == 1) &&
+                         box.strides[2] % vector_elements == 0;
     // What NarrowTypes asks of a tile: one of the box, of all channels that are staged.
     return Constants()
         .add("threads", threads, "slots", lanes() * items(), "groups", groups, "inputs", box.channels)

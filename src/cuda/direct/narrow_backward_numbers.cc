@@ -74,10 +74,12 @@ struct NarrowGradientNumbers::Search {
         u_vector(most_vector(of.output)),
         v_vector(most_vector(of.input)) {}
 
-  // Of 16 bytes, or of 8 for 16-bit elements.
+  // Of 16 bytes, or of 8 for 16-bit elements; along x of 8, since more places in memory are spilled.
   static int64_t most_vector(const TensorSpec& spec) {
-    const size_t along = lies_interleaved(spec) ? 1 : spec.sizes.size() - 1;
-    for (int64_t vector = 16 / byte_size(spec.dtype); vector >= vector_elements; vector /= 2) {
+    const bool interleaved = lies_interleaved(spec);
+    const size_t along = interleaved ? 1 : spec.sizes.size() - 1;
+    for (int64_t vector = interleaved ? 16 / byte_size(spec.dtype) : vector_elements;
+         vector >= vector_elements; vector /= 2) {
       if (is_aligned_except(spec, along, vector)) return vector;
     }
     return 1;
@@ -304,7 +306,9 @@ struct NarrowGradientNumbers::Search {
     const double block = mainloop + (of_u.clocks + of_v.clocks) / 0.9;
     const double latency = 500 + 600 * (of_u.batches + of_v.batches);
 
-    const int64_t by_registers = 65536 / (own.threads * round_up(std::min<int64_t>(registers(own), 168), 8));
+    // Staging holds eight vectors and their places beside the sums. Compilers count threads by 128.
+    const int64_t of_thread = std::min<int64_t>(std::max(registers(own), 80 + 2 * own.sums(shape)), 168);
+    const int64_t by_registers = 65536 / (round_up(own.threads, 128) * round_up(of_thread, 8));
     const int64_t by_shared = gpu.shared_bytes_per_multiprocessor / (own.shared_bytes() + 1024);
     own.blocks_wanted =
         std::max<int64_t>(1, std::min({by_registers, by_shared, 2048 / own.threads, int64_t{16}}));

@@ -38,15 +38,23 @@ struct NarrowBiasGradient {
     const int channel = static_cast<int>(blockIdx.x) % channel_tiles * N::bias_lanes +
                         static_cast<int>(threadIdx.x) % N::bias_lanes;
     const unsigned first = static_cast<unsigned>(part) * (rows * N::bias_terms) + threadIdx.x / N::bias_lanes;
-    float sum = 0.0f;
+    float sums[8] = {};  // short chains
     if (channel < channels) {
-#pragma unroll 8
-      for (int i = 0; i < N::bias_terms; ++i) {
-        const unsigned at = first + static_cast<unsigned>(i * rows);
-        if (at < p.positions) sum += load(at, channel);
+#pragma unroll 1
+      for (int i = 0; i < N::bias_terms; i += 8) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          const unsigned at = first + static_cast<unsigned>((i + k) * rows);
+          if (at < p.positions) sums[k] += load(at, channel);
+        }
       }
     }
-    scratch[threadIdx.x] = sum;
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) {
+#pragma unroll
+      for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+    }
+    scratch[threadIdx.x] = sums[0];
 #pragma unroll
     for (int half = rows / 2; half > 0; half /= 2) {
       __syncthreads();

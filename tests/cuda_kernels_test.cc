@@ -93,6 +93,13 @@ const std::vector<Kernel>& kernels() {
       {"gemm_backward", "conv1d(17,33,k=9,d=3,p=4) @ 3x17x80 tf32", tuned},
       {"gemm_backward", "conv2d(1024,1024,k=3,p=1,groups=32) @ 32x1024x14x14 tf32", tuned},
       {"gemm_backward", "conv_transpose2d(51,60,k=3,p=1,groups=3) @ 2x51x13x11 bf16 nhwc", tuned},
+
+      {"narrow_backward", "conv2d(64,64,k=3,p=1,groups=64) @ 64x64x56x56 bf16", all},
+      {"narrow_backward", "conv2d(384,384,k=7,p=3,groups=384) @ 16x384x28x28 f16 nhwc", tuned},
+      {"narrow_backward", "conv3d(32,32,k=3,s=2,p=1,groups=32) @ 4x32x17x16x15", tuned},
+      {"narrow_backward", "conv2d(32,64,k=3,p=1,groups=8) @ 16x32x33x35 tf32 nhwc", tuned},
+      {"narrow_backward", "conv2d(3,64,k=7,s=2,p=3) @ 8x3x64x64 tf32_away", tuned},
+      {"narrow_backward", "conv_transpose2d(16,24,k=4,s=2,p=1,groups=8) @ 8x16x19x18 bf16", tuned},
       // Several slabs a block and several warps a slab; rows that are no whole vectors; a mean; operands.
       {"tail_backward_slabs", "group_norm(32) | relu @ 64x2048x7x7", all},
       {"tail_backward_slabs", "group_norm(32) | swish @ 16x1280x16x16 bf16", tuned_and_oldest},
@@ -314,6 +321,7 @@ const std::map<std::string, Assembled> limits{
     {"gemm_pingpong", {128, 512}},  // 512, of which those that multiply have 152 or 160; once a tile
     {"gemm_mma", {255, 256}},       // 256; once a tile
     {"narrow", {168, 0}},           // 256, or fewer with more
+    {"narrow_backward", {255, 0}},  // 256, or fewer with more
     {"direct", {64, 0}},            // 1,024
 };
 
@@ -555,6 +563,14 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("gemm_mma", "conv2d(2,4) @ 2x2x9x9", architecture, "17 times as many with zeros");
     expect_refusal("gemm_mma", "conv1d(16,16,k=16000,p=9000) @ 2x16x900", architecture, "too large");
     expect_refusal("narrow", "relu @ 2x3x4x5", architecture, "no convolution");
+    expect_refusal("narrow_backward", "conv2d(3,8) | relu @ 2x3x9x9", architecture, "stages follow");
+    expect_refusal("narrow_backward", "conv2d(65,66) @ 2x65x9x9", architecture,
+                   "more than 64 input and output");
+    expect_refusal("narrow_backward", "conv2d(3,80,p=1) @ 2x3x9x9", architecture,
+                   "more than 64 input channels");
+    expect_refusal("narrow_backward", "conv1d(4,4,k=49) @ 2x4x900", architecture, "more than 48 taps");
+    expect_refusal("narrow_backward", "conv_transpose1d(4,4,k=3,d=9,op=1) @ 2x4x90", architecture,
+                   "output padding");
     expect_refusal("narrow", "conv2d(3,8) @ 2x3x9x9 f64", architecture, "f64");
     expect_refusal("narrow", "conv2d(65,8) @ 2x65x9x9", architecture, "more than 64 input channels");
     expect_refusal("narrow", "conv1d(4,4,k=3,d=90000,p=90000) @ 2x4x900", architecture, "too large");
@@ -633,6 +649,9 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
   const std::string depthwise = "conv2d(64,64,k=3,p=1,groups=64) | swish @ 2x64x56x56 ";
   EXPECT_EQ(numerics_of("narrow", depthwise + "bf16"), Lines{});
   EXPECT_EQ(numerics_of("narrow", depthwise + "tf32"), Lines{rounded});
+  const std::string convolution = "conv2d(64,64,k=3,p=1,groups=64) @ 2x64x56x56 ";
+  EXPECT_EQ(numerics_of("narrow_backward", convolution + "tf32"), Lines{rounded});
+  EXPECT_EQ(numerics_of("narrow_backward", convolution + "bf16"), Lines{});
   EXPECT_EQ(numerics_of("thin_mma", thin + "bf16"), Lines{swish});
   EXPECT_EQ(numerics_of("thin_mma", thin + "bf16 strict"), Lines{});
 }

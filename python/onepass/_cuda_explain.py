@@ -41,7 +41,9 @@ def explain(
                 rows = torch.ops.onepass.cuda_explain(*arguments, "", True)
                 how = f"the same, then {_chosen(rows)}"
             elif tail and _trains_alone(description, sizes, mode, layout, device):
-                how = "the convolution and the rest apart, its gradients by gemm_backward"
+                alone = (description.conv_alone.text, *arguments[1:])
+                rows = torch.ops.onepass.cuda_explain(*alone, "", True)
+                how = f"the convolution and the rest apart, its gradients by {_chosen(rows)}"
             else:
                 how = "PyTorch's own convolution, then the rest"
             return f"{plan}{said}  where gradients are wanted: {how}\n"

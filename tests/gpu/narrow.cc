@@ -1,8 +1,12 @@
-// Convolutions with few inputs a group, on a GPU, by the row "narrow", against the reference.
+// Convolutions with few inputs a group and their gradients, on a GPU, by the rows "narrow" and
+// "narrow_backward", against the reference.
+#include <cmath>
 #include <iostream>
+#include <limits>
 
 #include "gpu/pool.h"
 #include "onepass/onepass.h"
+#include "reference/backward.h"
 #include "support/random_problem.h"
 
 namespace onepass::testing {
@@ -65,6 +69,86 @@ TEST_F(Narrow, AgreesWithTheReferenceOnRandomProblems) {
                           stream);
   });
   std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << '\n';
+}
+
+// --- Gradients of a convolution alone ---
+
+using NarrowBackward = GpuTest;
+
+std::string gradient_errors(const BackwardProblem& problem, const Check& check, const GpuStream& stream) {
+  return backward_errors("narrow_backward", problem, check, stream);
+}
+
+TEST_F(NarrowBackward, AgreesWithTheReference) {
+  const std::vector<Problem> problems = narrow_gradients(gpu);
+  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
+    return gradient_errors(BackwardProblem(problems[static_cast<size_t>(index)]),
+                           {.placements = {Placement::elements, Placement::vectors},
+                            .seed = 1600 + static_cast<uint64_t>(index)},
+                           stream);
+  });
+}
+
+TEST_F(NarrowBackward, GivesWhatIsAskedFor) {
+  std::vector<BackwardProblem> subsets;
+  for (const char* const text : {"conv2d(8,24,k=3,p=1,groups=8) @ 2x8x11x12 bf16",
+                                 "conv_transpose2d(12,24,k=3,s=2,groups=6) @ 2x12x9x8 tf32 nhwc"}) {
+    BackwardProblem problem(Problem::parse(text, gpu));
+    for (const std::vector<bool>& wanted : few_and_many(problem.wanted.size())) {
+      problem.wanted = wanted;
+      subsets.push_back(problem);
+    }
+  }
+  try_all(std::ssize(subsets), [&](int64_t index, const GpuStream& stream) {
+    return gradient_errors(subsets[static_cast<size_t>(index)],
+                           {.placements = {Placement::elements}, .seed = 4}, stream);
+  });
+}
+
+// What lies beside the border meets no zero outside, and no zero that fills a box.
+TEST_F(NarrowBackward, KeepsWhatIsNotFiniteWhereItIs) {
+  const char* const texts[] = {"conv2d(8,8,k=3,p=1,groups=8) @ 2x8x13x21 f32",
+                               "conv2d(16,16,k=5,p=2,groups=4) @ 2x16x9x11 tf32 nhwc",
+                               "conv_transpose2d(6,6,k=4,s=2,p=1,groups=6) @ 2x6x9x7 f32"};
+  try_all(std::ssize(texts), [&](int64_t index, const GpuStream& stream) {
+    const BackwardProblem problem(Problem::parse(texts[index], gpu));
+    BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 31);
+    const double infinity = std::numeric_limits<double>::infinity();
+    operands.output_gradient.front() = infinity;
+    operands.forward.input.back() = -infinity;
+    const Problem& forward = problem.forward;
+    const reference::Gradients expected =
+        reference::backward(forward.block, forward.input.sizes, operands.forward.input,
+                            operands.forward.parameters, operands.output_gradient);
+    const GradientValues found =
+        run(plan_backward(problem, {"narrow_backward", ""}), operands, stream).gradients;
+    GradientValues all{expected.input};
+    all.insert(all.end(), expected.parameters.begin(), expected.parameters.end());
+    for (size_t i = 0; i < all.size(); ++i) {
+      for (size_t k = 0; k < all[i].size(); ++k) {
+        if (std::isfinite(all[i][k]) == std::isfinite(found[i][k])) continue;
+        return std::string(texts[index]) + ": gradient " + std::to_string(i) + ", element " +
+               std::to_string(k);
+      }
+    }
+    return std::string();
+  });
+}
+
+TEST_F(NarrowBackward, GivesTheSameBits) {
+  const char* const texts[] = {"conv2d(32,32,k=3,p=1,groups=32) @ 9x32x97x101 bf16 nhwc",
+                               "conv3d(16,32,k=3,s=2,p=1,groups=4) @ 4x16x23x24x25 f32"};
+  try_all(std::ssize(texts), [&](int64_t index, const GpuStream& stream) {
+    const BackwardProblem problem(Problem::parse(texts[index], gpu));
+    const BackwardPlan plan = plan_backward(problem, {"narrow_backward", ""});
+    const BackwardOperands operands = random_backward_operands(problem, Distribution::normal, 12);
+    const GradientValues once = run(plan, operands, stream).gradients;
+    for (int i = 0; i < 5; ++i) {
+      if (!same_bits(once, run(plan, operands, stream).gradients))
+        return "other bits in run " + std::to_string(i) + ": " + problem.text();
+    }
+    return std::string();
+  });
 }
 
 }  // namespace

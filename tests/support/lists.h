@@ -72,6 +72,8 @@ std::vector<Problem> box_problems(const Device& device);
 // Few inputs a group, for the row "narrow": depthwise, groups of a few, one group; both orders, strides,
 // dilation, classes of transposed ones; chunks of inputs, a tile's channels and a part of them.
 std::vector<Problem> narrow_problems(const Device& device);
+// Convolutions alone, for the row "narrow_backward".
+std::vector<Problem> narrow_gradients(const Device& device);
 // For gemm_pingpong: boxes that fill samples and that do not, values that leave by rows and by columns, one
 // to three dimensions, rows of an odd number of outputs and of few, slabs of one channel to sixteen, chunks
 // that channels do not fill, chains that read values of channels; many samples a block.

@@ -255,8 +255,11 @@ double tail_backward_seconds(const BackwardProblem& problem) {
 bool is_worth_training(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   if (forward.block.conv() == nullptr || element_count(forward.input.sizes) == 0) return false;
-  // Gradients of a wide convolution are a product of their own: its forward may still be PyTorch's.
-  if (least_seconds(problem, "gemm_") < convolution_backward_seconds(problem)) return true;
+  // Gradients of a convolution alone are kernels of their own: its forward may still be PyTorch's.
+  if (std::min(least_seconds(problem, "gemm_"), least_seconds(problem, "narrow_")) <
+      convolution_backward_seconds(problem)) {
+    return true;
+  }
   const double whole = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
   return whole < infinity && whole < convolution_seconds(forward) + tail_seconds(forward) +
                                          convolution_backward_seconds(problem) +

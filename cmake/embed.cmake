@@ -2,7 +2,8 @@
 #   cmake -D OUTPUT=FILE -D FOLDER=PATH -D FILES=PATH,... -P embed.cmake
 #
 # A file below FOLDER is named by its path there, any other by its name: so kernels include it.
-# Each text is a row of raw string literals: compilers limit the length of one.
+# Each text is a row of raw string literals: compilers limit the length of one. The suffix says how long it is:
+# else the compiler counts a million characters one by one, and gives up.
 set(piece_bytes 8000)
 set(delimiter onepass)
 
@@ -26,7 +27,7 @@ foreach(path IN LISTS paths)
     string(SUBSTRING "${text}" ${begin} ${piece_bytes} piece)
     string(APPEND rows "R\"${delimiter}(${piece})${delimiter}\"\n")
   endforeach()
-  string(APPEND rows "    },\n")
+  string(APPEND rows "\"\"sv},\n")
 endforeach()
 
 file(WRITE "${OUTPUT}" "// Written by cmake/embed.cmake.
@@ -36,6 +37,8 @@ file(WRITE "${OUTPUT}" "// Written by cmake/embed.cmake.
 
 namespace onepass::cuda {
 namespace {
+
+using namespace std::string_view_literals;
 
 constexpr DeviceFile files[] = {
 ${rows}};

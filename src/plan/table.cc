@@ -40,6 +40,7 @@ extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
 extern const BackwardStrategy cuda_tail_backward_slabs;
 extern const BackwardStrategy cuda_tail_backward_resident;
+extern const BackwardStrategy cuda_tail_backward_strips;
 extern const BackwardStrategy cuda_tail_backward;
 extern const BackwardStrategy cuda_thin_backward;
 extern const BackwardStrategy cuda_gemm_backward;
@@ -78,8 +79,8 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
 
 std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
-      &cuda_tail_backward_slabs, &cuda_tail_backward_resident, &cuda_tail_backward,
-      &cuda_thin_backward,       &cuda_gemm_backward,
+      &cuda_tail_backward_slabs, &cuda_tail_backward_resident, &cuda_tail_backward_strips,
+      &cuda_tail_backward,       &cuda_thin_backward,          &cuda_gemm_backward,
   };
   static constexpr std::array table{
       &cpu_conv_backward, &cpu_conv_backward_groups,    &cpu_tail_backward_slabs,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "tail/backward/element.cuh"
+#include "tail/backward/segments.cuh"
 
 namespace onepass {
 
@@ -322,34 +323,9 @@ struct TailBackwardSlabs {
   // A chunk's sums over the samples of each block, which lie beside each other, added up over the blocks.
   __device__ __forceinline__ void reduce(int chunk, int segments) const {
     constexpr int columns = block_rows * total_sums;
-    constexpr int split = columns < Numbers::threads ? Numbers::threads / columns : 1;  // threads of a sum
     const double* from =
         reinterpret_cast<const double*>(p.parts) + static_cast<int64>(chunk) * segments * columns;
-    double* to = &shared.totals[0][0];
-    const int part = static_cast<int>(threadIdx.x) / columns;
-    for (int column = static_cast<int>(threadIdx.x) % columns; column < columns; column += Numbers::threads) {
-      double sum = 0.0;
-      if (part < split) {
-#pragma unroll 8
-        for (int segment = part; segment < segments; segment += split) {
-          sum += __ldcg(from + static_cast<int64>(segment) * columns + column);
-        }
-      }
-      if constexpr (split > 1) {
-        shared.lanes_of_sums[threadIdx.x] = sum;
-      } else if (part < split) {  // others have no column
-        to[column] = sum;
-      }
-    }
-    __syncthreads();
-    if constexpr (split > 1) {
-      if (threadIdx.x < columns) {
-        double sum = 0.0;
-        for (int i = 0; i < split; ++i) sum += shared.lanes_of_sums[i * columns + threadIdx.x];
-        to[threadIdx.x] = sum;
-      }
-      __syncthreads();
-    }
+    sum_segments<columns, Numbers::threads>(from, segments, &shared.totals[0][0], shared.lanes_of_sums);
     for (int r = static_cast<int>(threadIdx.x); r < block_rows; r += Numbers::threads) {
       const int64 c = static_cast<int64>(chunk) * block_rows + r;
       const auto channel_sum = [&](int i) { return static_cast<float>(shared.totals[r][i]); };

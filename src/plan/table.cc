@@ -17,6 +17,7 @@ extern const Strategy cpu_conv_indirect;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
+extern const Strategy cuda_tail_slabs;
 extern const Strategy cuda_tail_staged;
 extern const Strategy cuda_tail_strips;
 extern const Strategy cuda_tail_streamed;
@@ -63,10 +64,10 @@ void BackwardKernel::launch(const BackwardArguments&, void*, Stream) const { ref
 
 std::span<const Strategy* const> strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
-      &cuda_tail_resident, &cuda_tail_staged,  &cuda_tail_strips,   &cuda_tail_streamed,
-      &cuda_thin_wgmma,    &cuda_thin_samples, &cuda_thin_resident, &cuda_thin_mma,
-      &cuda_thin_inplace,  &cuda_thin_cores,   &cuda_gemm_pingpong, &cuda_gemm_wgmma,
-      &cuda_gemm_packed,   &cuda_gemm_mma,     &cuda_narrow,        &cuda_direct,
+      &cuda_tail_slabs, &cuda_tail_resident, &cuda_tail_staged,   &cuda_tail_strips, &cuda_tail_streamed,
+      &cuda_thin_wgmma, &cuda_thin_samples,  &cuda_thin_resident, &cuda_thin_mma,    &cuda_thin_inplace,
+      &cuda_thin_cores, &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_mma,
+      &cuda_narrow,     &cuda_direct,
   };
   static constexpr std::array table{
       &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes, &cpu_conv_group_lanes,

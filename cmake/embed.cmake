@@ -27,7 +27,7 @@ foreach(path IN LISTS paths)
     string(SUBSTRING "${text}" ${begin} ${piece_bytes} piece)
     string(APPEND rows "R\"${delimiter}(${piece})${delimiter}\"sv\n")
   endforeach()
-  string(APPEND rows "    },\n")
+  string(APPEND rows "\"\"sv},\n")
 endforeach()
 
 file(WRITE "${OUTPUT}" "// Written by cmake/embed.cmake.

@@ -17,6 +17,7 @@ extern const Strategy cpu_conv_indirect;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
+extern const Strategy cuda_tail_slabs;
 extern const Strategy cuda_tail_staged;
 extern const Strategy cuda_tail_strips;
 extern const Strategy cuda_tail_streamed;
@@ -41,6 +42,7 @@ extern const BackwardStrategy cpu_tail_backward;
 extern const BackwardStrategy reference_backward_strategy;
 extern const BackwardStrategy cuda_tail_backward_slabs;
 extern const BackwardStrategy cuda_tail_backward_resident;
+extern const BackwardStrategy cuda_tail_backward_strips;
 extern const BackwardStrategy cuda_tail_backward;
 extern const BackwardStrategy cuda_thin_backward;
 extern const BackwardStrategy cuda_gemm_backward;
@@ -66,11 +68,10 @@ void BackwardKernel::launch(const BackwardArguments&, void*, Stream) const { ref
 
 std::span<const Strategy* const> strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
-      &cuda_tail_resident, &cuda_tail_staged,  &cuda_tail_strips,   &cuda_tail_streamed,
-      &cuda_thin_wgmma,    &cuda_thin_samples, &cuda_thin_resident, &cuda_thin_mma,
-      &cuda_thin_inplace,  &cuda_thin_cores,   &cuda_gemm_pingpong, &cuda_gemm_wgmma,
-      &cuda_gemm_packed,   &cuda_gemm_boxes,   &cuda_gemm_mma,      &cuda_narrow,
-      &cuda_direct,
+      &cuda_tail_slabs, &cuda_tail_resident, &cuda_tail_staged,   &cuda_tail_strips, &cuda_tail_streamed,
+      &cuda_thin_wgmma, &cuda_thin_samples,  &cuda_thin_resident, &cuda_thin_mma,    &cuda_thin_inplace,
+      &cuda_thin_cores, &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_boxes,
+      &cuda_gemm_mma,   &cuda_narrow,        &cuda_direct,
   };
   static constexpr std::array table{
       &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes, &cpu_conv_group_lanes,
@@ -83,8 +84,9 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
 
 std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device) {
   static constexpr std::array cuda_table{
-      &cuda_tail_backward_slabs, &cuda_tail_backward_resident, &cuda_tail_backward,
-      &cuda_thin_backward,       &cuda_gemm_backward,          &cuda_narrow_backward,
+      &cuda_tail_backward_slabs, &cuda_tail_backward_resident, &cuda_tail_backward_strips,
+      &cuda_tail_backward,       &cuda_thin_backward,          &cuda_gemm_backward,
+      &cuda_narrow_backward,
   };
   static constexpr std::array table{
       &cpu_conv_backward, &cpu_conv_backward_groups,    &cpu_tail_backward_slabs,

@@ -160,6 +160,8 @@ constexpr const char* small_tails[] = {
     "group_norm(3) | channel_mul(per=sample) | silu @ 3x12x33 f16",
     "relu | group_norm(2) | swish @ 2x24x9x11 nhwc",
     "channel_mul | group_norm(2) | residual_add @ 2x16x65x67 bf16 nhwc",
+    "swish | group_norm(4) | channel_mul | gelu @ 5x48x13x7 f16 nhwc",
+    "mish | group_norm(2) | softplus | mean @ 3x16x83x81 f16 nhwc",
     "hardswish | group_norm(2) | mean @ 3x8x19x21",
     "prelu(per=channel) | instance_norm(affine=true) | tanh | mean @ 2x6x13x11 bf16 nhwc",
     "gelu | channel_add | residual_add @ 2x7x19x5",

@@ -2,15 +2,14 @@
 //
 //   y = after(norm(before(x))), mean and variance over a group's channels at all positions of a sample
 //
-// A unit is a strip of a sample: `strip` neighbouring channels that are whole slabs, at every position. A
-// cluster of `blocks` blocks holds it in shared memory as it lies in memory, each block a range of positions.
-// A thread has one vector of `width` channels at every `lanes`-th position of its block. It copies them
-// asynchronously, and no other thread reads them. The before-chain is computed twice, for the moments and for
-// the output. Blocks exchange the moments of their slabs through distributed shared memory.
+// A cluster of blocks holds a strip in shared memory as it lies in memory (tail/strip.cuh). A thread copies
+// its vectors asynchronously, and no other thread reads them. The before-chain is computed twice, for the
+// moments and for the output. Blocks exchange the moments of their slabs through distributed shared memory.
 #pragma once
 
 #include "device/barrier.cuh"
 #include "tail/parameters.cuh"
+#include "tail/strip.cuh"
 #include "tail/tail.cuh"
 
 namespace onepass {
@@ -23,99 +22,46 @@ struct TailStrips {
   using After = typename Tail::After;
   using Input = typename Tail::Input;
 
-  static constexpr int width = Numbers::width;
-  static constexpr int threads = Numbers::threads;
-  static constexpr int vectors = Numbers::vectors;  // of a thread
-  static constexpr int blocks = Numbers::blocks;    // of the cluster
-  static constexpr int strip = Numbers::strip;
-  static constexpr int strips = Tail::channels / strip;
-  static constexpr int spatial = static_cast<int>(Tail::spatial);
-  static constexpr int share = (spatial + blocks - 1) / blocks;  // positions of a block
+  using S = Strip<Tail, Numbers>;
+  using Place = typename S::Place;
+  static constexpr int width = S::width;
+  static constexpr int threads = S::threads;
+  static constexpr int vectors = S::vectors;
+  static constexpr int blocks = S::blocks;
+  static constexpr int strip = S::strip;
+  static constexpr int rows = S::rows;
+  static constexpr int piece = S::piece;
+  static constexpr int pieces = S::pieces;
+  static constexpr int slabs = S::slabs;
+  static constexpr int slab_pieces = S::slab_pieces;
+  static constexpr int slab_parts = S::slab_parts;
+  static constexpr int sets = S::sets;
+  static constexpr int warp_columns = S::warp_columns;
+  static constexpr int chunks = S::chunks;
+  static constexpr int chunk = S::chunk;
 
-  // A warp has `warp_columns` neighbouring vectors of some positions, a set of warps all of the strip.
-  static constexpr int columns = strip / width;
-  static constexpr int warp_columns = Numbers::warp_columns;
-  static constexpr int warp_positions = 32 / warp_columns;
-  static constexpr int set_warps = columns / warp_columns;
-  static constexpr int sets = threads / 32 / set_warps;
-  static constexpr int lanes = sets * warp_positions;  // positions that the block has at a time
-  static_assert(set_warps * warp_columns * width == strip && sets * set_warps * 32 == threads);
-  static_assert(vectors * lanes >= share && (vectors - 1) * lanes < share);
-
-  // A vector's channels of one slab: `piece` of them beside each other, whatever the vector.
-  static constexpr int common(int a, int b) { return b == 0 ? a : common(b, a % b); }
-  static constexpr int rows = Tail::group_channels;
-  static constexpr int piece = common(width, rows);
-  static constexpr int pieces = width / piece;      // of a vector
-  static constexpr int slab_pieces = rows / piece;  // at a position
-  static constexpr int slabs = strip / rows;
-  static_assert(slabs * rows == strip);
-
-  // Copies are waited for in chunks: the first are summed while others arrive.
-  static constexpr int chunks = vectors < 4 ? vectors : 4;
-  static constexpr int chunk = (vectors + chunks - 1) / chunks;
   static constexpr int at_once = Numbers::at_once;  // vectors of a thread that are written together
   static constexpr int vector_bytes = width * Input::bytes;
 
   struct Shared {
     alignas(16) unsigned char values[vectors][threads][vector_bytes];
     float4 parts[sets][strip / piece];  // moments of a set's pieces: count, mean, M2, rest of the mean
-    float4 exchange[blocks > 1 ? slabs : 1][blocks];  // moments of the cluster's blocks
-    float4 norm[slabs];                               // mean, its rest, 1 / deviation
-    uint64 received;                                  // what the cluster's blocks sent
+    float4 exchange[blocks > 1 ? slabs : 1][blocks];              // moments of the cluster's blocks
+    float4 norm[slabs];                                           // mean, its rest, 1 / deviation
+    uint64 received;                                              // what the cluster's blocks sent
+    float sums[Tail::has_mean ? (sets * strip + 3) / 4 * 4 : 2];  // of rows, where the block ends in a mean
   };
 
   const Parameters& p;
   Shared& shared;
-
-  // What of a unit this thread has.
-  struct Place {
-    int block;
-    int64 n;
-    int channel;    // of the sample: the vector's first
-    int column;     // of the strip
-    int set;        // of warps
-    int positions;  // of the block
-    int mine;       // vectors
-    int64 index;    // of the first one
-
-    __device__ __forceinline__ Place() {
-      const int64 unit = blockIdx.x / blocks;
-      block = static_cast<int>(blockIdx.x % blocks);
-      n = unit / strips;
-      const int warp = threadIdx.x / 32;
-      const int lane = threadIdx.x % 32;
-      column = warp % set_warps * warp_columns + lane % warp_columns;
-      set = warp / set_warps;
-      channel = static_cast<int>(unit % strips) * strip + column * width;
-      const int first = block * share;
-      const int left = spatial - first;
-      positions = left < 0 ? 0 : left < share ? left : share;
-      const int own = set * warp_positions + lane / warp_columns;
-      mine = positions > own ? (positions - own + lanes - 1) / lanes : 0;
-      index = (n * spatial + first + own) * Tail::channels + channel;
-    }
-    __device__ __forceinline__ int64 index_of(int i) const {
-      return index + static_cast<int64>(i) * (lanes * Tail::channels);
-    }
-  };
 
   // --- Copies ---
   __device__ __forceinline__ unsigned char* value(int i) const { return shared.values[i][threadIdx.x]; }
 
   __device__ __forceinline__ void copy(int i, int64 index) const {
     if constexpr (Aligned) {
-      const char* from = static_cast<const char*>(p.input) + index * Input::bytes;
-      const uint32 to = barrier::shared_address(value(i));
-      if constexpr (vector_bytes % 16 == 0) {
-#pragma unroll
-        for (int b = 0; b < vector_bytes; b += 16) {
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + b), "l"(from + b) : "memory");
-        }
-      } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(vector_bytes)
-                     : "memory");
-      }
+      S::template copy<vector_bytes>(barrier::shared_address(value(i)),
+                                     static_cast<const char*>(p.input) + index * Input::bytes);
     } else {
       Packed<Input, width> x;
       x.load(p.input, index, is_aligned(p, aligned_input));
@@ -130,7 +76,7 @@ struct TailStrips {
       for (int i = c * chunk; i < (c + 1) * chunk && i < vectors; ++i) {
         if (i < place.mine) copy(i, place.index_of(i));
       }
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      S::commit();
     }
   }
 
@@ -153,7 +99,7 @@ struct TailStrips {
   template <int c>
   __device__ __forceinline__ void take_chunks(const Place& place, const BeforeValues& before,
                                               Sums (&sums)[pieces]) const {
-    asm volatile("cp.async.wait_group %0;" ::"n"(chunks - 1 - c) : "memory");
+    S::template wait_for_chunk<c>();
     float h[width];
     if (c == 0 && place.mine > 0) {
       activate(place, 0, before, h);
@@ -175,20 +121,11 @@ struct TailStrips {
     if constexpr (c + 1 < chunks) take_chunks<c + 1>(place, before, sums);
   }
 
-  // The sum over the lanes of a warp that have the same channels, in each of them.
-  static __device__ __forceinline__ float column_sum(float value) {
-#pragma unroll
-    for (int offset = 16; offset >= warp_columns; offset /= 2) {
-      value += __shfl_xor_sync(0xffffffffu, value, offset);
-    }
-    return value;
-  }
-
   // Moments of the warp's pieces, to shared memory: the mean first, as its distance from that of the first
   // position, then every lane's M2 moved to it. A lane has at most as many positions as those before it.
   __device__ __forceinline__ void leave_parts(const Place& place, const Sums (&sums)[pieces]) const {
     const float own_count = static_cast<float>(place.mine * piece);
-    const float count = column_sum(own_count);
+    const float count = S::column_sum(own_count);
     const float per_element = count > 0.0f ? 1.0f / count : 0.0f;
 #pragma unroll
     for (int j = 0; j < pieces; ++j) {
@@ -198,9 +135,9 @@ struct TailStrips {
       own.mean = sum_and_rest(sums[j].pivot, moved, own.low);
       const float from = __shfl_sync(0xffffffffu, own.mean, threadIdx.x % warp_columns);
       const float distance = own_count > 0.0f ? own.distance(from) : 0.0f;
-      moved = column_sum(own_count * distance) * per_element;
-      const float m2 = column_sum(fmaf(own_count * (distance - moved), distance - moved, own.m2));
-      if (threadIdx.x % 32 < warp_columns) {
+      moved = S::column_sum(own_count * distance) * per_element;
+      const float m2 = S::column_sum(fmaf(own_count * (distance - moved), distance - moved, own.m2));
+      if (S::leaves()) {
         float low;
         const float mean = sum_and_rest(from, moved, low);
         shared.parts[place.set][place.column * pieces + j] = {count, mean, m2, low};
@@ -210,7 +147,7 @@ struct TailStrips {
 
   __device__ __forceinline__ void set_norm(const Place& place, int slab, float mean, float low,
                                            float m2) const {
-    constexpr float elements = static_cast<float>(rows) * static_cast<float>(spatial);
+    constexpr float elements = static_cast<float>(rows) * static_cast<float>(Tail::spatial);
     const float rstd = 1.0f / sqrtf(m2 / elements + Tail::eps);
     shared.norm[slab] = {mean, low, rstd, 0.0f};
     if (p.statistics != nullptr && place.block == 0) {
@@ -220,29 +157,10 @@ struct TailStrips {
     }
   }
 
-  // f(slab, lane, in range) by `team` neighbouring lanes for each slab. All threads call it equally often.
-  template <int team, class F>
-  static __device__ __forceinline__ void for_each_slab(F&& f) {
-    constexpr int teams = threads / team;
-#pragma unroll 1
-    for (int begin = 0; begin < slabs; begin += teams) {
-      const int slab = begin + static_cast<int>(threadIdx.x) / team;
-      f(slab < slabs ? slab : 0, static_cast<int>(threadIdx.x % team), slab < slabs);
-    }
-  }
-
-  static constexpr int slab_parts = sets * slab_pieces;
-  // Lanes that merge a slab's parts: as many as there are for all slabs at once.
-  static constexpr int merge_team() {
-    int team = 1;
-    while (team < 32 && team < slab_parts && 2 * team * slabs <= threads) team *= 2;
-    return team;
-  }
-
   // The norm of each slab, in shared memory.
   __device__ __forceinline__ void reduce(const Place& place) const {
     __syncthreads();  // all parts are there
-    constexpr int team = merge_team();
+    constexpr int team = S::merge_team();
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) {
       if (threadIdx.x == 0) barrier::expect(&shared.received, slabs * blocks * 16);
@@ -252,7 +170,7 @@ struct TailStrips {
 #endif
     const float elements = static_cast<float>(rows * place.positions);
     const float per_element = elements > 0.0f ? 1.0f / elements : 0.0f;
-    for_each_slab<team>([&](int slab, int lane, bool in_range) {
+    S::template for_each_slab<team>([&](int slab, int lane, bool in_range) {
       ExactMoments own;
       for (int i = lane; in_range && i < slab_parts; i += team) {
         const float4 part = shared.parts[i / slab_pieces][slab * slab_pieces + i % slab_pieces];
@@ -275,8 +193,8 @@ struct TailStrips {
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) {
       barrier::wait(&shared.received, 0);
-      constexpr float per_slab = 1.0f / (static_cast<float>(rows) * static_cast<float>(spatial));
-      for_each_slab<blocks>([&](int slab, int lane, bool in_range) {
+      constexpr float per_slab = 1.0f / (static_cast<float>(rows) * static_cast<float>(Tail::spatial));
+      S::template for_each_slab<blocks>([&](int slab, int lane, bool in_range) {
         const float4 part = shared.exchange[slab][lane];
         float from, moved, m2, low;
         lanes_moments<blocks>(ExactMoments{part.x, part.y, part.z, part.w}, per_slab, from, moved, m2);
@@ -327,9 +245,12 @@ struct TailStrips {
     }
   }
 
+  // Of a thread's rows, where the block ends in a mean.
+  using RowSums = float[Tail::has_mean ? width : 1];
+
   // `tensors`: those of the first vectors, which are on their way since before the moments were known.
   __device__ __forceinline__ void write(const Place& place, const BeforeValues& before, const Row& row,
-                                        AfterTensors& tensors) const {
+                                        AfterTensors& tensors, RowSums& sums) const {
 #pragma unroll 1
     for (int first = 0; first < place.mine; first += at_once) {
       if (first > 0) load_after(place, first, tensors);
@@ -342,11 +263,45 @@ struct TailStrips {
         for (int k = 0; k < width; ++k) {
           const float normed = onepass::normalise(h[k], row.mean[k / piece], row.scale[k], row.bias[k]);
           h[k] = After::value(normed, row.after.value[k], tensors[i], k);
+          if constexpr (Tail::has_mean) sums[k] += h[k];
         }
-        Packed<typename Tail::Output, width> y;
-        y.pack(h);
-        y.store(p.output, place.index_of(first + i), Aligned || is_aligned(p, aligned_output));
+        if constexpr (!Tail::has_mean) {
+          Packed<typename Tail::Output, width> y;
+          y.pack(h);
+          y.store(p.output, place.index_of(first + i), Aligned || is_aligned(p, aligned_output));
+        }
       }
+    }
+  }
+
+  // The means of the strip's rows from sums of threads: warps, sets of them, then blocks, each of which
+  // writes some rows.
+  __device__ __forceinline__ void write_means(const Place& place, const RowSums& sums) const {
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      const float sum = S::column_sum(sums[k]);
+      if (S::leaves()) shared.sums[place.set * strip + place.column * width + k] = sum;
+    }
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < strip; c += threads) {
+      float sum = 0.0f;
+      for (int set = 0; set < sets; ++set) sum += shared.sums[set * strip + c];
+      shared.sums[c] = sum;
+    }
+#if __CUDA_ARCH__ >= 900
+    if constexpr (blocks > 1) barrier::cluster_sync();
+#endif
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    const int64 first = place.n * Tail::channels + (place.channel - place.column * width);
+    for (int c = place.block * threads + static_cast<int>(threadIdx.x); c < strip; c += blocks * threads) {
+      float sum = shared.sums[c];
+#if __CUDA_ARCH__ >= 900
+      if constexpr (blocks > 1) {
+        sum = 0.0f;
+        for (int b = 0; b < blocks; ++b) sum += barrier::load_of_block(&shared.sums[c], b);
+      }
+#endif
+      store_one<typename Tail::Output>(p.output, first + c, sum * per_element);
     }
   }
 
@@ -359,7 +314,7 @@ struct TailStrips {
       asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     }
 #endif
-    const Place place;
+    const Place place(blockIdx.x / blocks, static_cast<int>(blockIdx.x % blocks));
     copy_all(place);
     BeforeValues before;
     before.load(p, place.n, place.channel);
@@ -373,13 +328,19 @@ struct TailStrips {
     reduce(place);
 #if __CUDA_ARCH__ >= 900
     // None leaves before all have what was sent to them. Nothing written is released: that would wait for it.
-    if constexpr (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    if constexpr (blocks > 1 && !Tail::has_mean) {
+      asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
 #endif
     row.normalise(shared, place);
-    write(place, before, row, tensors);
+    RowSums sums_of_rows = {};
+    write(place, before, row, tensors, sums_of_rows);
+    if constexpr (Tail::has_mean) write_means(place, sums_of_rows);
 #if __CUDA_ARCH__ >= 900
     if constexpr (blocks > 1) {
       __syncwarp();
+      // Sums of rows have been read.
+      if constexpr (Tail::has_mean) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
       asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     }
 #endif

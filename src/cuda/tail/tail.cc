@@ -116,12 +116,12 @@ std::string tail_refusal(const Problem& problem) {
   return order_refusal(large_tensors(problem, parts));
 }
 
-std::string slab_refusal(const Problem& problem, Order order) {
+std::string slab_refusal(const Problem& problem, Order order, Means means) {
   std::string reason = tail_refusal(problem);
   if (!reason.empty()) return reason;
   const TailShape shape(problem);
   if (shape.parts.norm == nullptr) return "the block has no norm";
-  if (shape.parts.mean) return "the block ends in a mean";
+  if (shape.parts.mean && means == Means::refused) return "the block ends in a mean";
   if (shape.order == order) return "";
   return order == Order::planar ? "channels lie after space: a slab is not contiguous"
                                 : "channels lie before space: they are no strips";

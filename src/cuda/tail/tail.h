@@ -47,8 +47,10 @@ inline Numerics tail_numerics(const Problem& problem) {
 // Why no tail kernel can take the problem; empty where one can.
 std::string tail_refusal(const Problem& problem);
 std::string tail_refusal(const BackwardProblem& problem);
-// The same for kernels that hold a slab on the chip, of tensors that lie in one order.
-std::string slab_refusal(const Problem& problem, Order order = Order::planar);
+// The same for kernels that hold a slab on the chip, of tensors that lie in one order. `Means`: whether they
+// take blocks that end in one.
+enum class Means : uint8_t { refused, held };
+std::string slab_refusal(const Problem& problem, Order order = Order::planar, Means means = Means::refused);
 
 // The gradients of the input's size.
 std::vector<const TensorSpec*> large_gradients(const BackwardProblem& problem, const TailParts& parts);

@@ -27,13 +27,16 @@ TailShape backward_shape(const BackwardProblem& problem) {
   return {problem.forward, large_gradients(problem, parts)};
 }
 
-std::string held_slab_refusal(const BackwardProblem& problem) {
+std::string held_slab_refusal(const BackwardProblem& problem, Order order) {
   std::string reason = tail_refusal(problem);
   if (!reason.empty()) return reason;
   if (!problem.wants_input()) return "the input's gradient is not wanted";
   const TailShape shape = backward_shape(problem);
   if (shape.parts.norm == nullptr) return "the block has no norm";
-  if (shape.order != Order::planar) return "channels lie after space: a row is not contiguous";
+  if (shape.order != order) {
+    return order == Order::planar ? "channels lie after space: a row is not contiguous"
+                                  : "channels lie before space: they are no strips";
+  }
   if (has_other_sums(problem, shape.parts)) {
     return "a gradient is wanted that is not one value for each channel";
   }

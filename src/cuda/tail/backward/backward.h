@@ -15,8 +15,9 @@ namespace onepass::cuda {
 // The shape, with the gradients of the input's size.
 TailShape backward_shape(const BackwardProblem& problem);
 
-// Why no kernel that holds a slab on the chip can take the problem; empty where one can.
-std::string held_slab_refusal(const BackwardProblem& problem);
+// Why no kernel that holds a slab of tensors in this order on the chip can take the problem; empty where one
+// can.
+std::string held_slab_refusal(const BackwardProblem& problem, Order order = Order::planar);
 
 // A kernel for the gradients of a tail: what all rows have alike.
 class TailGradientKernel : public BackwardKernel {

@@ -1,106 +1,41 @@
 // The row "tail_backward_slabs": gradients of a tail of many small slabs, x and dy in registers.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <sstream>
 
 #include "cuda/row_numbers.h"
 #include "cuda/tail/backward/backward.h"
+#include "cuda/tail/slab_numbers.h"
 
 namespace onepass {
 namespace cuda {
 namespace {
 
-// How a slab is spread over threads: numbers of the problem alone, whatever the batch is.
-struct Numbers {
-  int width = 1;
-  int sums = 0;           // of a row
-  int team = 0;           // threads of a row; 0 where the slab does not fit
-  int slab_threads = 0;   // of a slab
-  int threads = 0;        // of a block
-  int rows_each = 0;      // of a thread
-  int vectors = 0;        // of a thread in a row
-  int blocks_wanted = 1;  // that a multiprocessor should have room for
+// Numbers of the problem alone, whatever the batch is.
+struct Numbers : SlabNumbers {
+  int sums = 0;  // of a row
 
   explicit Numbers(const BackwardProblem& problem) {
     const TailShape shape = backward_shape(problem);
     const BackwardWork work(problem, shape.parts);
-    width = shape.width;
     sums = work.first_sums + work.second_sums;
-    // The registers that x and dy of a thread take, and the threads a multiprocessor then has. A few values
-    // and many threads first: less code, and more slabs in flight.
-    struct Tier {
-      int64_t words;
-      int threads_of_slab;
-      int threads_of_multiprocessor;
-    };
+    const Element element{byte_size(problem.forward.input.dtype),
+                          shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype), 40, 3};
     for (const Tier& tier : {Tier{36, 256, 768}, Tier{64, 512, 512}}) {
-      double least = std::numeric_limits<double>::infinity();
-      for (int of_row = 1; of_row <= tier.threads_of_slab; of_row *= 2) {
-        for (int of_slab = of_row; of_slab <= tier.threads_of_slab; of_slab *= 2) {
-          const double cost = try_teams(problem, shape, of_row, of_slab, tier.words);
-          if (cost >= least) continue;
-          least = cost;
-          team = of_row;
-          slab_threads = of_slab;
-        }
-      }
-      if (team == 0) continue;
-      constexpr int least_threads = 128;
-      threads = std::max(slab_threads, least_threads);
-      rows_each = static_cast<int>(divide_up(shape.group_channels(), slab_threads / team));
-      vectors = vectors_of(shape, team);
-      // Operands of chains take registers too.
-      constexpr int threads_with_operands = 512;
-      const int resident =
-          shape.parts.has_operands() ? threads_with_operands : tier.threads_of_multiprocessor;
-      blocks_wanted = std::max(1, resident / threads);
-      if (shared_bytes(shape) <= most_shared_bytes) return;
-      team = 0;
+      search(shape, tier, element, false);
+      if (team > 0 && shared_bytes(shape) <= most_shared_bytes) return;
     }
+    team = 0;
   }
 
-  bool fits() const { return team > 0; }
-  int64_t slabs() const { return threads / slab_threads; }  // of a block
   int64_t chunks(const TailShape& shape) const { return divide_up(shape.groups, slabs()); }
   int64_t columns(const TailShape& shape) const { return slabs() * shape.group_channels() * sums; }
 
  private:
   static constexpr int64_t most_shared_bytes = 32 * 1024;  // a part of what blocks have without asking
 
-  static int vectors_of(const TailShape& shape, int team) {
-    return static_cast<int>(divide_up(std::max<int64_t>(1, shape.spatial / shape.width), team));
-  }
-
   int64_t shared_bytes(const TailShape& shape) const {
     return columns(shape) * (8 + 4 * std::max(1, team / 32)) + threads * 8;
-  }
-
-  // Instructions of all threads of a slab; infinite where values do not fit or loads would not coalesce.
-  static double try_teams(const BackwardProblem& problem, const TailShape& shape, int team, int slab_threads,
-                          int64_t most_words) {
-    constexpr double none = std::numeric_limits<double>::infinity();
-    constexpr int64_t most_rows = 8;  // of a thread: their values are in registers too
-    constexpr int64_t sector_bytes = 32;
-    const int64_t input_bytes = byte_size(problem.forward.input.dtype);
-    const int64_t gradient_bytes = shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype);
-    const auto words = [](int64_t bytes) { return divide_up(bytes, 4); };
-    const int64_t row_vectors = std::max<int64_t>(1, shape.spatial / shape.width);
-    if (team * shape.width * input_bytes < sector_bytes && team < row_vectors) return none;
-    if (team >= 2 * row_vectors && team > 1) return none;
-    const int64_t vectors = vectors_of(shape, team);
-    const int64_t edges =
-        shape.spatial % shape.width == 0 ? 0 : divide_up(2 * (int64_t{shape.width} - 1), team);
-    const int64_t rows = divide_up(shape.group_channels(), slab_threads / team);
-    const int64_t all_words =
-        rows * (vectors * (words(shape.width * input_bytes) + words(shape.width * gradient_bytes)) +
-                edges * (gradient_bytes > 0 ? 2 : 1));
-    if (rows > most_rows || all_words > most_words) return none;
-    constexpr double of_element = 40, of_shuffle = 2, of_row = 30, of_slab = 60;
-    const double steps = std::log2(team);
-    return slab_threads * (of_slab + static_cast<double>(rows) *
-                                         (of_row + 3 * of_shuffle * steps +
-                                          of_element * static_cast<double>(vectors * shape.width + edges)));
   }
 };
 
@@ -186,12 +121,8 @@ class TailBackwardSlabs final : public TailGradientKernel {
     std::ostringstream out;
     out << "#include \"tail/backward/slabs.cuh\"\n"
         << tail_source(problem_, bits_of(problem_.forward, problem_.input_gradient.dtype))
-        << Constants()
-               .add("threads", numbers_.threads, "width", numbers_.width, "vectors", numbers_.vectors)
-               .add("team", numbers_.team, "slab_threads", numbers_.slab_threads)
-               .add("rows_each", numbers_.rows_each)
-               .numbers()
-        << "using Agent = " << agent << "true, " << (has_edges ? "true" : "false") << ">;\n"
+        << numbers_.constants().numbers() << "using Agent = " << agent << "true, "
+        << (has_edges ? "true" : "false") << ">;\n"
         << "using Unaligned = " << agent << "false, true>;\n"
         << "extern \"C\" __global__ void __launch_bounds__(" << numbers_.threads << ", "
         << numbers_.blocks_wanted

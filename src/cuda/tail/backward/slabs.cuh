@@ -8,6 +8,8 @@
 #pragma once
 
 #include "tail/backward/element.cuh"
+#include "tail/backward/segments.cuh"
+#include "tail/row_place.cuh"
 
 namespace onepass {
 
@@ -17,15 +19,15 @@ struct TailBackwardSlabs {
   using Element = TailBackwardElement<Tail>;
   using Parameters = typename Element::Parameters;
 
-  static constexpr int edges =
-      Edges ? (2 * (Numbers::width - 1) + Numbers::team - 1) / Numbers::team : 0;  // of a thread in a row
+  using Place = RowPlace<Tail, Numbers, Edges>;
+  static constexpr int edges = Place::edges;  // of a thread in a row
   static constexpr int slabs = Numbers::threads / Numbers::slab_threads;
   static constexpr int teams = Numbers::slab_threads / Numbers::team;  // of a slab
   static constexpr int rows = Element::rows;
   static constexpr int groups = Element::groups;
   static constexpr int chunks = (groups + slabs - 1) / slabs;  // of a sample's groups, each a block's
   static constexpr int block_rows = slabs * rows;
-  static constexpr int spatial = static_cast<int>(Tail::spatial);
+  static constexpr int spatial = Place::spatial;
   static constexpr int total_sums = Element::total_sums;
   static constexpr int lanes = Numbers::team < 32 ? Numbers::team : 32;  // of a row in one warp
   static constexpr int row_warps = Numbers::team / lanes;
@@ -46,12 +48,9 @@ struct TailBackwardSlabs {
   Shared& shared;
 
   static __device__ __forceinline__ int own_slab() { return threadIdx.x / Numbers::slab_threads; }
-  static __device__ __forceinline__ int own_team() {
-    return threadIdx.x % Numbers::slab_threads / Numbers::team;
-  }
-  static __device__ __forceinline__ int lane() { return threadIdx.x % Numbers::team; }
+  static __device__ __forceinline__ int lane() { return Place::lane(); }
   static __device__ __forceinline__ int row_warp() { return lane() / lanes; }
-  static __device__ __forceinline__ int row_of(int r) { return r * teams + own_team(); }
+  static __device__ __forceinline__ int row_of(int r) { return Place::row_of(r); }
 
   static __device__ __forceinline__ void sync_slab() {
     if constexpr (slab_warps > 1) {
@@ -59,43 +58,6 @@ struct TailBackwardSlabs {
     } else {
       __syncwarp();
     }
-  }
-
-  // A row of the slab whose first element is `first`, as this thread sees it.
-  struct Place {
-    int64 begin;
-    int head;   // elements before the first vector
-    int count;  // vectors
-    bool exists;
-
-    __device__ __forceinline__ bool has(int i) const {
-      // Only the last vector of a thread may be missing.
-      return exists &&
-             (i < Numbers::vectors - 1 || (!Edges && spatial / Numbers::width % Numbers::team == 0) ||
-              i * Numbers::team + lane() < count);
-    }
-    __device__ __forceinline__ int64 index(int i) const {
-      return begin + head + (i * Numbers::team + lane()) * Numbers::width;
-    }
-    __device__ __forceinline__ bool has_edge(int e) const {
-      return exists && e * Numbers::team + lane() < spatial - count * Numbers::width;
-    }
-    __device__ __forceinline__ int64 edge(int e) const {
-      const int at = e * Numbers::team + lane();
-      return begin + (at < head ? at : at + count * Numbers::width);
-    }
-  };
-  __device__ __forceinline__ Place place_of(int64 first, int r, bool in_range) const {
-    Place place;
-    place.exists = in_range && (rows % teams == 0 || row_of(r) < rows);
-    place.begin = first + row_of(r) * spatial;
-    place.head = 0;
-    if constexpr (Edges) {
-      const int head = static_cast<int>(-(place.begin + p.phase) & (Numbers::width - 1));
-      place.head = head < spatial ? head : spatial;
-    }
-    place.count = (spatial - place.head) / Numbers::width;
-    return place;
   }
 
   // What a thread has of its rows: `Count` pieces of `Width` elements a row.
@@ -150,22 +112,13 @@ struct TailBackwardSlabs {
     gradients.store(p, index);
   }
 
-  // What waits between the parts is 16-bit words, not the floats that the first part made of them: a bit that
-  // the compiler does not know keeps it from holding those, which spills hundreds of bytes.
-  template <class Words>
-  __device__ __forceinline__ void forget_floats(Words& words) const {
-    const auto zero = static_cast<uint32>(p.batch >> 32);
-#pragma unroll
-    for (uint32& word : words.word) word ^= zero;
-  }
-
   template <int Width, int Count>
   __device__ __forceinline__ void second(Held<Width, Count>& held, int r, int i, int64 index,
                                          const typename Element::Row& row,
                                          const typename Element::Affine& affine, float* before_totals) const {
     float value[Width], given[Width];
-    if constexpr (Tail::Input::bytes == 2) forget_floats(held.x[r][i]);
-    if constexpr (!Tail::has_mean && Tail::OutputGradient::bytes == 2) forget_floats(held.given[r][i]);
+    if constexpr (Tail::Input::bytes == 2) forget_floats(p, held.x[r][i]);
+    if constexpr (!Tail::has_mean && Tail::OutputGradient::bytes == 2) forget_floats(p, held.given[r][i]);
     held.x[r][i].unpack(value);
     read_given(held, r, i, row, given);
     typename Tail::Before::template Tensors<Width> before;
@@ -234,7 +187,7 @@ struct TailBackwardSlabs {
     Held<1, edges> beside;
 #pragma unroll
     for (int r = 0; r < Numbers::rows_each; ++r) {
-      const Place place = place_of(begin, r, in_range);
+      const Place place(p, begin, r, in_range);
 #pragma unroll
       for (int i = 0; i < Numbers::vectors; ++i) {
         if (place.has(i)) load(held, r, i, place.index(i));
@@ -253,7 +206,7 @@ struct TailBackwardSlabs {
     float4 own{0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int r = 0; r < Numbers::rows_each; ++r) {
-      const Place place = place_of(begin, r, in_range);
+      const Place place(p, begin, r, in_range);
       typename Element::Sums sums;
 #pragma unroll
       for (int i = 0; i < Numbers::vectors; ++i) {
@@ -279,7 +232,7 @@ struct TailBackwardSlabs {
     if (Tail::wants_sums && leads()) {
 #pragma unroll
       for (int r = 0; r < Numbers::rows_each; ++r) {
-        if (!place_of(begin, r, in_range).exists) continue;
+        if (!Place(p, begin, r, in_range).exists) continue;
         const float dz = left(r, 0);
         totals_of(r)[0] += static_cast<double>(dz);
         totals_of(r)[1] += static_cast<double>(fmaf(-means.z, dz, left(r, 1)));
@@ -290,7 +243,7 @@ struct TailBackwardSlabs {
 
 #pragma unroll
     for (int r = 0; r < Numbers::rows_each; ++r) {
-      const Place place = place_of(begin, r, in_range);
+      const Place place(p, begin, r, in_range);
       const typename Element::Affine affine = Element::affine_of(row[r], means.x, means.y, means.z);
       float before_totals[Element::before_sums > 0 ? Element::before_sums : 1] = {};
 #pragma unroll
@@ -310,7 +263,7 @@ struct TailBackwardSlabs {
       sync_slab();
 #pragma unroll
       for (int r = 0; r < Numbers::rows_each; ++r) {
-        if (!leads() || !place_of(begin, r, in_range).exists) continue;
+        if (!leads() || !Place(p, begin, r, in_range).exists) continue;
 #pragma unroll
         for (int s = 2 + Element::after_sums; s < total_sums; ++s) {
           totals_of(r)[s] += static_cast<double>(left(r, s));
@@ -322,34 +275,9 @@ struct TailBackwardSlabs {
   // A chunk's sums over the samples of each block, which lie beside each other, added up over the blocks.
   __device__ __forceinline__ void reduce(int chunk, int segments) const {
     constexpr int columns = block_rows * total_sums;
-    constexpr int split = columns < Numbers::threads ? Numbers::threads / columns : 1;  // threads of a sum
     const double* from =
         reinterpret_cast<const double*>(p.parts) + static_cast<int64>(chunk) * segments * columns;
-    double* to = &shared.totals[0][0];
-    const int part = static_cast<int>(threadIdx.x) / columns;
-    for (int column = static_cast<int>(threadIdx.x) % columns; column < columns; column += Numbers::threads) {
-      double sum = 0.0;
-      if (part < split) {
-#pragma unroll 8
-        for (int segment = part; segment < segments; segment += split) {
-          sum += __ldcg(from + static_cast<int64>(segment) * columns + column);
-        }
-      }
-      if constexpr (split > 1) {
-        shared.lanes_of_sums[threadIdx.x] = sum;
-      } else if (part < split) {  // others have no column
-        to[column] = sum;
-      }
-    }
-    __syncthreads();
-    if constexpr (split > 1) {
-      if (threadIdx.x < columns) {
-        double sum = 0.0;
-        for (int i = 0; i < split; ++i) sum += shared.lanes_of_sums[i * columns + threadIdx.x];
-        to[threadIdx.x] = sum;
-      }
-      __syncthreads();
-    }
+    sum_segments<columns, Numbers::threads>(from, segments, &shared.totals[0][0], shared.lanes_of_sums);
     for (int r = static_cast<int>(threadIdx.x); r < block_rows; r += Numbers::threads) {
       const int64 c = static_cast<int64>(chunk) * block_rows + r;
       const auto channel_sum = [&](int i) { return static_cast<float>(shared.totals[r][i]); };

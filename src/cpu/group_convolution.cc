@@ -12,6 +12,8 @@ namespace {
 
 constexpr int64_t panel_floats = 4 * 1024;  // a quarter of L1, beside the rows that taps meet
 constexpr int64_t pack_channels = 64;       // of a task
+// Fewer positions than this wait for their sums: rows are taken together.
+constexpr int64_t least_sums = 16;
 
 std::array<Axis, 3> axes_of(const Problem& problem) {
   return make_axes(*problem.block.conv(), problem.input.sizes,
@@ -66,13 +68,13 @@ GroupConvolution::GroupConvolution(const Problem& problem, const Isa& isa, int64
   packed_floats_ = at + weight_pitch_;
   // A panel is one row of a block at least. Pixels of a panel have no gaps: more are rows of the output.
   const GroupBlock block = windows_.block_at(0);
-  const int64_t width = block[2].size();
+  const int64_t width = std::max<int64_t>(1, block[2].size());
+  const int64_t lines = std::max<int64_t>(1, block[1].size());
   const int64_t padded = padded_channels(max_segment_channels());
-  const int64_t most_rows = width < axes_[2].out ? 1 : std::max<int64_t>(1, block[1].size());
-  const int64_t rows =
-      std::clamp<int64_t>(panel_floats / (padded * std::max<int64_t>(1, width)), 1, most_rows);
-  max_panel_pixels_ = std::max<int64_t>(1, rows * width);
-  sum_floats_ = round_up(max_panel_pixels_ * padded, 16);
+  const int64_t rows = std::clamp<int64_t>(panel_floats / (padded * width), 1, lines);
+  rows_at_once_ = std::max(rows, std::min(lines, least_sums / width));
+  max_panel_pixels_ = (width < axes_[2].out ? 1 : rows_at_once_) * width;
+  sum_floats_ = round_up(rows_at_once_ * width * padded, 16);
 }
 
 int64_t GroupConvolution::block_pixels(int64_t block) const {
@@ -146,13 +148,12 @@ void GroupConvolution::pack(const void* weights, const float* bias, float* packe
   });
 }
 
-// One class of a row, from column `first` on. In place, outputs that miss a tap are computed one by one.
+// One class of some rows, from column `first` on. In place, outputs that miss a tap are computed one by one.
 void GroupConvolution::convolve_class(const Task& task, const std::vector<Tap>& taps, int64_t first,
-                                      GroupTileArguments& tile) const {
+                                      float* acc, GroupTileArguments& tile) const {
   const Axis& widths = axes_[2];
   const int64_t stride = widths.class_stride();
   const int64_t count = ceil_div(task.columns.end - first, stride);
-  float* const acc = task.sums + (first - task.columns.begin) * task.sums_stride;
   tile.taps = static_cast<int64_t>(taps.size());
   if (!in_place_ || taps.empty()) {
     tile.acc = acc;
@@ -180,9 +181,23 @@ void GroupConvolution::convolve_class(const Task& task, const std::vector<Tap>& 
   tile.x_shift = tile.weight_shift = 0;
 }
 
-// One row of outputs: class by class along the width.
-void GroupConvolution::convolve_row(const Task& task, int64_t depth, int64_t height,
-                                    std::vector<GroupTapRow>& rows) const {
+// Some rows of outputs: class by class, those of a class together.
+void GroupConvolution::convolve_rows(const Task& task, int64_t depth, Range heights,
+                                     std::vector<GroupTapRow>& rows) const {
+  const int64_t stride = axes_[1].class_stride();
+  const bool overlaps = task.sums_stride < padded_channels(task.channels.size());
+  const bool one_by_one = overlaps && task.columns.size() > isa_.group_tile_pixels;
+  for (int64_t c = 0; c < axes_[1].classes(); ++c) {
+    const int64_t first = first_of_class(heights.begin, c, stride);
+    const int64_t count = ceil_div(heights.end - first, stride);
+    const int64_t step = one_by_one ? 1 : count;
+    for (int64_t i = 0; i < count; i += step) convolve_width(task, depth, first + i * stride, step, rows);
+  }
+}
+
+// `count` rows of a class from `height` on: class by class along the width.
+void GroupConvolution::convolve_width(const Task& task, int64_t depth, int64_t height, int64_t count,
+                                      std::vector<GroupTapRow>& rows) const {
   const auto& [depths, heights, widths] = axes_;
   const int64_t fine = windows_.sizes().fine;
   const auto position = [](const Axis& axis, int64_t output, const Tap& tap) {
@@ -194,9 +209,12 @@ void GroupConvolution::convolve_row(const Task& task, int64_t depth, int64_t hei
   GroupTileArguments t;
   const auto [plane_pitch, row_pitch, pixel_pitch] = task.view.pitches;
   t.x_stride = widths.step() * pixel_pitch;
+  t.row_step = heights.step() * row_pitch;
   t.weight_stride = weight_pitch_;
   t.bias = task.packed + bias_at_ + task.channels.begin;
   t.acc_stride = widths.class_stride() * task.sums_stride;
+  t.acc_row = heights.class_stride() * task.sums_row;
+  t.out_rows = count;
   t.channels = task.channels.size();
   for (int64_t c = 0; c < widths.classes(); ++c) {
     const OutputClass& output_class = classes_[static_cast<size_t>(first_class + c)];
@@ -212,19 +230,28 @@ void GroupConvolution::convolve_row(const Task& task, int64_t depth, int64_t hei
     for (const Tap& d : output_class.taps[0]) {
       const int64_t plane = position(depths, depth, d);
       for (const Tap& h : output_class.taps[1]) {
-        const int64_t line = position(heights, height, h);
-        const bool inside = plane >= 0 && plane < depths.in && line >= 0 && line < heights.in;
+        // The rows of outputs that meet the input.
+        const int64_t top = position(heights, height, h);
+        const int64_t begin = ceil_div(std::max<int64_t>(0, -top), heights.step());
+        const int64_t end = std::min(count, ceil_div(std::max<int64_t>(0, heights.in - top), heights.step()));
+        if (plane < 0 || plane >= depths.in || begin >= end || tap_count == 0) {
+          weights += fine * row_weights;
+          continue;
+        }
         const float* x = task.view.data + (plane - task.view.first[0]) * plane_pitch +
-                         (line - task.view.first[1]) * row_pitch + column * pixel_pitch;
+                         (top + begin * heights.step() - task.view.first[1]) * row_pitch +
+                         column * pixel_pitch;
         for (int64_t i = 0; i < fine; ++i, weights += row_weights, x += windows_.channel_pitch()) {
-          if (inside && tap_count > 0) rows.push_back({x, weights});
+          rows.push_back({x, weights, begin, end});
         }
       }
     }
     t.rows = rows.data();
     t.row_count = static_cast<int64_t>(rows.size());
     t.rows_of_chain = std::max<int64_t>(1, max_chain_terms / std::max<int64_t>(1, tap_count));
-    convolve_class(task, taps, first, t);
+    float* const sums = task.sums + (height - task.first_height) * task.sums_row +
+                        (first - task.columns.begin) * task.sums_stride;
+    convolve_class(task, taps, first, sums, t);
   }
 }
 
@@ -247,18 +274,21 @@ void GroupConvolution::run(const Arguments& arguments, const float* packed, floa
   float* sums = worker + windows_.floats();
   std::vector<GroupTapRow> rows;
   const int64_t width = block[2].size();
-  const int64_t panel_rows =
-      width < axes_[2].out ? 1 : std::max<int64_t>(1, max_panel_pixels_ / std::max<int64_t>(1, width));
+  task.sums = sums;
+  task.sums_row = width * task.sums_stride;
+  const int64_t panel_rows = width < axes_[2].out ? 1 : rows_at_once_;
   for (int64_t d = block[0].begin; d < block[0].end; ++d) {
-    for (int64_t first = block[1].begin; first < block[1].end; first += panel_rows) {
-      const int64_t end = std::min(block[1].end, first + panel_rows);
-      for (int64_t h = first; h < end; ++h) {
-        task.sums = sums + (h - first) * width * task.sums_stride;
-        convolve_row(task, d, h, rows);
+    for (int64_t first = block[1].begin; first < block[1].end; first += rows_at_once_) {
+      const int64_t end = std::min(block[1].end, first + rows_at_once_);
+      task.first_height = first;
+      convolve_rows(task, d, {first, end}, rows);
+      for (int64_t h = first; h < end; h += panel_rows) {
+        const int64_t pixel = (d * axes_[1].out + h) * axes_[2].out + block[2].begin;
+        const int64_t count = std::min(panel_rows, end - h) * width;
+        const Region region{sample, task.channels, {pixel, pixel + count}};
+        consume({sums + (h - first) * task.sums_row, task.sums_stride, region,
+                 std::numeric_limits<float>::infinity()});
       }
-      const int64_t pixel = (d * axes_[1].out + first) * axes_[2].out + block[2].begin;
-      const Region region{sample, task.channels, {pixel, pixel + (end - first) * width}};
-      consume({sums, task.sums_stride, region, std::numeric_limits<float>::infinity()});
     }
   }
 }

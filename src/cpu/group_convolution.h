@@ -45,19 +45,25 @@ class GroupConvolution final : public Convolver {
     std::array<std::vector<Tap>, 3> taps;  // in order of what they meet
     int64_t packed_at = 0;                 // weights of [depth][height][channel of a group][width][lane]
   };
-  // What the rows of a panel share.
+  // What the rows of a panel share. `sums` are those of row `first_height`.
   struct Task {
     const float* packed = nullptr;
     GroupView view;
     Range columns;
     Range channels;
+    int64_t lanes = 0;       // of all parts of a row
+    int64_t first_lane = 0;  // in what is packed
     float* sums = nullptr;
-    int64_t sums_stride = 0;
+    int64_t sums_stride = 0, sums_row = 0;
+    int64_t first_height = 0;
   };
 
-  void convolve_class(const Task& task, const std::vector<Tap>& taps, int64_t first,
+  void convolve_class(const Task& task, const std::vector<Tap>& taps, int64_t first, float* acc,
                       GroupTileArguments& tile) const;
-  void convolve_row(const Task& task, int64_t depth, int64_t height, std::vector<GroupTapRow>& rows) const;
+  void unfold(const Task& task, int64_t rows, float* panel) const;
+  void convolve_rows(const Task& task, int64_t depth, Range heights, std::vector<GroupTapRow>& rows) const;
+  void convolve_width(const Task& task, int64_t depth, int64_t height, int64_t count,
+                      std::vector<GroupTapRow>& rows) const;
 
   const Isa& isa_;
   DType weight_dtype_;
@@ -68,9 +74,12 @@ class GroupConvolution final : public Convolver {
   bool in_place_ = false;  // nothing is staged
   // Panels have no gaps between pixels, so that steps take them as one row.
   bool dense_panels_ = false;
-  std::vector<OutputClass> classes_;  // [depth][height][width]
+  std::vector<int64_t> lane_of_segment_;  // in what is packed
+  std::vector<OutputClass> classes_;      // [depth][height][width]
+  int64_t rows_at_once_ = 1;              // of outputs
   int64_t max_panel_pixels_ = 0;
   int64_t weight_pitch_ = 0;  // floats between taps
+  int64_t tile_floats_ = 0;   // sums of tiles, before what is folded is unfolded
   int64_t sum_floats_ = 0;
   int64_t bias_at_ = 0;  // in what is packed
   int64_t packed_floats_ = 0;

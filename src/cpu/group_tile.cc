@@ -1,8 +1,8 @@
 // Convolutions in groups of few channels with lanes along channels, compiled once per SIMD target.
 //
-// A tile is a few neighbouring positions times one or two vectors of channels. Where neighbouring positions
-// meet neighbouring taps, a pixel is loaded once for all taps of a row. A sum has the same order of additions
-// in every tile.
+// A tile is a few neighbouring positions of one or more rows times one or two vectors of channels. Short rows
+// are taken together, so that enough sums are in flight. Where neighbouring positions meet neighbouring taps,
+// a pixel is loaded once for all taps of a row. A sum has the same order of additions in every tile.
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -24,10 +24,18 @@ constexpr int vector_floats = static_cast<int>(hn::MaxLanes(D()));
 // Sums of a tile, weights of a row of taps and a pixel fit 32 registers, or 16 on AVX2.
 #if HWY_TARGET == HWY_AVX2
 constexpr int group_positions = 4;
+constexpr int tile_sums = 8;
+constexpr int most_sliding_taps = 5;
 #else
 constexpr int group_positions = 8;
+constexpr int tile_sums = 16;
+constexpr int most_sliding_taps = 7;
 #endif
-constexpr int most_sliding_taps = 5;
+constexpr int most_held_weights = 10;  // vectors
+constexpr int most_gradient_taps = 5;
+
+// Rows of a tile.
+constexpr int tile_rows(int positions, int vectors) { return std::max(1, tile_sums / (positions * vectors)); }
 
 // --------------------------------------------------------------------------------------------- forward
 
@@ -39,79 +47,123 @@ HWY_INLINE const float* step_on(const float* at, int64_t stride) {
   return at;
 }
 
-// One row of kTaps taps that lie side by side.
-template <int kTaps, int kPositions, int kVectors>
-HWY_INLINE void add_sliding(const GroupTileArguments& t, const float* x, const float* weights,
-                            V (&acc)[kPositions][kVectors]) {
-  const D d;
-  V w[kTaps][kVectors];
-  ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
-    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[k][v] = hn::LoadU(d, weights + v * vector_floats);
-    weights = step_on(weights, t.weight_stride);
-  }
-  ONEPASS_UNROLL for (int i = 0; i < kPositions + kTaps - 1; ++i) {
-    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-      const V pixel = hn::LoadU(d, x + v * vector_floats);
-      ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
-        if (i - k < 0 || i - k >= kPositions) continue;
-        acc[i - k][v] = hn::MulAdd(pixel, w[k][v], acc[i - k][v]);
-      }
-    }
-    x = step_on(x, t.x_stride);
+template <int kRows, int kPositions, int kVectors>
+using Sums = V[kRows][kPositions][kVectors];
+
+// The rows of outputs of a tile, from `first` on, that meet one row of taps.
+template <int kRows, class Add>
+HWY_INLINE void for_rows_met(const GroupTileArguments& t, const GroupTapRow& row, int64_t first,
+                             const float* x, Add add) {
+  x += std::max<int64_t>(0, first - row.first) * t.row_step;
+  ONEPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+    if (first + r < row.first || first + r >= row.end) continue;
+    add(r, x);
+    x += t.row_step;
   }
 }
 
-template <int kPositions, int kVectors>
-HWY_INLINE void add_taps(const GroupTileArguments& t, const float* x, const float* weights,
-                         V (&acc)[kPositions][kVectors]) {
+// One row of kTaps taps that lie side by side.
+template <int kTaps, int kRows, int kPositions, int kVectors>
+HWY_INLINE void add_sliding(const GroupTileArguments& t, const GroupTapRow& row, int64_t first,
+                            const float* x, const float* weights, Sums<kRows, kPositions, kVectors>& acc) {
+  if constexpr (kTaps * kVectors > most_held_weights) {
+    constexpr int kBefore = (kTaps + 1) / 2;
+    add_sliding<kBefore, kRows, kPositions, kVectors>(t, row, first, x, weights, acc);
+    add_sliding<kTaps - kBefore, kRows, kPositions, kVectors>(t, row, first, x + kBefore * t.x_stride,
+                                                              weights + kBefore * t.weight_stride, acc);
+  } else {
+    const D d;
+    V w[kTaps][kVectors];
+    ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
+      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[k][v] = hn::LoadU(d, weights + v * vector_floats);
+      weights = step_on(weights, t.weight_stride);
+    }
+    for_rows_met<kRows>(t, row, first, x, [&](int r, const float* at) HWY_ATTR {
+      ONEPASS_UNROLL for (int i = 0; i < kPositions + kTaps - 1; ++i) {
+        ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+          const V pixel = hn::LoadU(d, at + v * vector_floats);
+          ONEPASS_UNROLL for (int k = 0; k < kTaps; ++k) {
+            if (i - k < 0 || i - k >= kPositions) continue;
+            acc[r][i - k][v] = hn::MulAdd(pixel, w[k][v], acc[r][i - k][v]);
+          }
+        }
+        at = step_on(at, t.x_stride);
+      }
+    });
+  }
+}
+
+template <int kRows, int kPositions, int kVectors>
+HWY_INLINE void add_taps(const GroupTileArguments& t, const GroupTapRow& row, int64_t first, const float* x,
+                         const float* weights, Sums<kRows, kPositions, kVectors>& acc) {
   const D d;
   for (int64_t k = 0; k < t.taps; ++k, x += t.tap_stride, weights += t.weight_stride) {
     V w[kVectors];
     ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = hn::LoadU(d, weights + v * vector_floats);
-    const float* at = x;
-    ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) {
-      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[p][v] =
-          hn::MulAdd(hn::LoadU(d, at + v * vector_floats), w[v], acc[p][v]);
-      at = step_on(at, t.x_stride);
-    }
+    for_rows_met<kRows>(t, row, first, x, [&](int r, const float* at) HWY_ATTR {
+      ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) {
+        ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) acc[r][p][v] =
+            hn::MulAdd(hn::LoadU(d, at + v * vector_floats), w[v], acc[r][p][v]);
+        at = step_on(at, t.x_stride);
+      }
+    });
   }
 }
 
-// Some tiles of a row. kTaps 0: any number of taps, anywhere.
+// One tile: outputs of `rows` rows from `first` on.
 template <int kTaps, int kVectors, int kPositions>
-HWY_NOINLINE void group_tiles_at(const GroupTileArguments& t, int64_t tiles, int64_t position,
-                                 int64_t channel) {
+HWY_INLINE void group_tile_at(const GroupTileArguments& t, int64_t first, int64_t rows, int64_t position,
+                              int64_t channel) {
+  constexpr int kRows = tile_rows(kPositions, kVectors);
   const D d;
-  for (; tiles > 0; --tiles, position += kPositions) {
-    int64_t row = 0;
-    do {
-      V acc[kPositions][kVectors];
-      ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
-        const V first = row == 0 ? hn::LoadU(d, t.bias + channel + v * vector_floats) : hn::Zero(d);
-        ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) acc[p][v] = first;
+  const int64_t x_offset = t.x_shift + position * t.x_stride + channel;
+  const int64_t weight_offset = t.weight_shift + channel;
+  int64_t begin = 0;
+  do {
+    Sums<kRows, kPositions, kVectors> acc;
+    ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      const V start = begin == 0 ? hn::LoadU(d, t.bias + channel + v * vector_floats) : hn::Zero(d);
+      ONEPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+        ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) acc[r][p][v] = start;
       }
-      const int64_t x_offset = t.x_shift + position * t.x_stride + channel;
-      const int64_t weight_offset = t.weight_shift + channel;
-      const int64_t end = std::min(t.row_count, row + t.rows_of_chain);
-      for (int64_t r = row; r < end; ++r) {
-        const float* x = t.rows[r].x + x_offset;
-        const float* weights = t.rows[r].weights + weight_offset;
-        if constexpr (kTaps > 0) {
-          add_sliding<kTaps, kPositions, kVectors>(t, x, weights, acc);
-        } else {
-          add_taps<kPositions, kVectors>(t, x, weights, acc);
-        }
+    }
+    const int64_t end = std::min(t.row_count, begin + t.rows_of_chain);
+    for (int64_t i = begin; i < end; ++i) {
+      const GroupTapRow& row = t.rows[i];
+      if (first >= row.end || first + rows <= row.first) continue;
+      const float* x = row.x + x_offset;
+      const float* weights = row.weights + weight_offset;
+      if constexpr (kTaps > 0) {
+        add_sliding<kTaps, kRows, kPositions, kVectors>(t, row, first, x, weights, acc);
+      } else {
+        add_taps<kRows, kPositions, kVectors>(t, row, first, x, weights, acc);
       }
-      float* to = t.acc + position * t.acc_stride + channel;
+    }
+    ONEPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) break;
+      float* to = t.acc + (first + r) * t.acc_row + position * t.acc_stride + channel;
       ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) {
         ONEPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
           float* at = to + v * vector_floats;
-          hn::StoreU(row == 0 ? acc[p][v] : hn::Add(hn::LoadU(d, at), acc[p][v]), d, at);
+          hn::StoreU(begin == 0 ? acc[r][p][v] : hn::Add(hn::LoadU(d, at), acc[r][p][v]), d, at);
         }
         to = const_cast<float*>(step_on(to, t.acc_stride));
       }
-      row = end;
-    } while (row < t.row_count);
+    }
+    begin = end;
+  } while (begin < t.row_count);
+}
+
+// Some tiles beside each other, and all below them. kTaps 0: any number of taps, anywhere.
+template <int kTaps, int kVectors, int kPositions>
+HWY_NOINLINE void group_tiles_at(const GroupTileArguments& t, int64_t tiles, int64_t position,
+                                 int64_t channel) {
+  constexpr int64_t rows = tile_rows(kPositions, kVectors);
+  for (; tiles > 0; --tiles, position += kPositions) {
+    for (int64_t first = 0; first < t.out_rows; first += rows) {
+      const int64_t count = std::min(rows, t.out_rows - first);
+      group_tile_at<kTaps, kVectors, kPositions>(t, first, count, position, channel);
+    }
   }
 }
 
@@ -184,7 +236,7 @@ HWY_NOINLINE void group_gradient_at(const GroupGradientArguments& t, int64_t tap
   }
 }
 
-template <int kVectors, int kTaps = most_sliding_taps>
+template <int kVectors, int kTaps = most_gradient_taps>
 void group_gradient_of(const GroupGradientArguments& t, int64_t taps, int64_t tap, int64_t channel) {
   if (taps == kTaps) return group_gradient_at<kTaps, kVectors>(t, tap, channel);
   if constexpr (kTaps > 1) group_gradient_of<kVectors, kTaps - 1>(t, taps, tap, channel);
@@ -192,7 +244,7 @@ void group_gradient_of(const GroupGradientArguments& t, int64_t taps, int64_t ta
 
 // Taps are split evenly: 7 as 4 + 3.
 void group_gradient(const GroupGradientArguments& t) {
-  const int64_t parts = ceil_div(t.taps, most_sliding_taps);
+  const int64_t parts = ceil_div(t.taps, most_gradient_taps);
   for (int64_t i = 0; i < parts; ++i) {
     const Range taps = even_part(t.taps, parts, i);
     int64_t c = 0;
@@ -258,6 +310,7 @@ void spread(const SpreadArguments& t) {
 
 void fill_group_tile(Isa& isa) {
   isa.group_tile = &group_tile;
+  isa.group_tile_pixels = group_positions;
   isa.group_gradient = &group_gradient;
   isa.spread = &spread;
 }

@@ -19,6 +19,8 @@ constexpr int64_t outputs_per_edge = 12;
 constexpr int64_t conflict_floats = 1024;
 constexpr int64_t most_channels_in_place = 256;
 constexpr int64_t least_columns_in_place = 16;
+// Folding copies each position twice more, which takes as long as so many taps of an unfolded one.
+constexpr int64_t taps_of_fold = 16;
 constexpr int64_t max_position_floats = int64_t{1} << 22;
 
 // What so many outputs meet. The first of them may meet nothing: a stride can be longer than the kernel.
@@ -37,11 +39,28 @@ std::string GroupWindows::refusal(const std::array<Axis, 3>& axes, GroupSizes si
 }
 
 GroupWindows::GroupWindows(const std::array<Axis, 3>& axes, const TensorMap& fine, GroupSizes sizes,
-                           int64_t cut, const Isa& isa)
+                           int64_t cut, const Isa& isa, Folding folding)
     : isa_(isa), axes_(axes), fine_(fine), sizes_(sizes) {
   choose_place(cut);
   choose_segments(cut);
+  if (folding == Folding::where_faster) choose_folds();
   choose_blocks();
+  if (folds_ > 1 && counts_[2] > 1) {  // a block has whole rows, or parts of one
+    folds_ = 1;
+    axes_[2].out = axes[2].out;
+    choose_blocks();
+  }
+}
+
+// Parts of a row begin with the same class.
+void GroupWindows::choose_folds() {
+  const int64_t taps = axes_[0].kernel * axes_[1].kernel * axes_[2].kernel;
+  const int64_t most = isa_.lanes / max_segment_;
+  if (!is_copy() || in_place_ || most < 2 || taps * (most - 1) < taps_of_fold * most) return;
+  const int64_t columns = round_up(ceil_div(axes_[2].out, most), axes_[2].class_stride());
+  if (columns >= axes_[2].out) return;
+  folds_ = ceil_div(axes_[2].out, columns);
+  axes_[2].out = columns;
 }
 
 // Vectors must not reach behind the last channel.
@@ -134,7 +153,7 @@ int64_t GroupWindows::max_block_pixels() const {
 }
 
 double GroupWindows::staged_elements() const {
-  auto pixels = static_cast<double>(lanes_of_all() * sizes_.fine);
+  auto pixels = static_cast<double>(lanes_of_all() * sizes_.fine * folds_);
   for (size_t i = 0; i < 3; ++i) {
     pixels *= static_cast<double>(extent(axes_[i], ceil_div(axes_[i].out, counts_[i])) * counts_[i]);
   }
@@ -149,6 +168,26 @@ GroupView GroupWindows::staged_view(const GroupBlock& block, const float* window
   GroupView view{window, {}, {plane_pitch_, row_pitch_, pixel_pitch_}};
   for (size_t i = 0; i < 3; ++i) view.first[i] = axes_[i].window(block[i]).begin;
   return view;
+}
+
+// Of a window of plain copies, part by part. `element`: column 0 of the row.
+void GroupWindows::stage_row(TransferArguments t, const void* fine, int64_t element, Range met,
+                             float* row) const {
+  const int64_t shift = axes_[2].out / axes_[2].class_stride() * axes_[2].step();
+  for (int64_t fold = 0; fold < folds_; ++fold, row += t.cols, met.begin += shift, met.end += shift) {
+    const Range inside{std::clamp<int64_t>(met.begin, 0, axes_[2].in),
+                       std::clamp<int64_t>(met.end, 0, axes_[2].in)};
+    for (int64_t column = met.begin; column < met.end; ++column) {
+      if (column == inside.begin) column = inside.end;
+      if (column < met.end) std::fill_n(row + (column - met.begin) * pixel_pitch_, t.cols, 0.0f);
+    }
+    t.rows = inside.size();
+    if (t.rows == 0) continue;
+    t.tensor = const_cast<char*>(static_cast<const char*>(fine)) +
+               (element + inside.begin * t.row_stride) * byte_size(fine_.dtype);
+    t.panel = row + (inside.begin - met.begin) * pixel_pitch_;
+    isa_.load(t);
+  }
 }
 
 void GroupWindows::stage(const void* fine, int64_t sample, const Range& segment, const GroupBlock& block,
@@ -184,11 +223,16 @@ void GroupWindows::stage(const void* fine, int64_t sample, const Range& segment,
   for (int64_t d = inside[0].begin; d < inside[0].end; ++d) {
     for (int64_t h = inside[1].begin; h < inside[1].end; ++h) {
       float* row = window + (d - met[0].begin) * plane_pitch_ + (h - met[1].begin) * row_pitch_;
+      const int64_t line = sample * fine_.sample_stride + first_channel * fine_.channel_stride +
+                           d * fine_.strides[0] + h * fine_.strides[1];
+      if (folds_ > 1) {
+        stage_row(t, fine, line, met[2], row);
+        continue;
+      }
       std::fill_n(row, before * pixel_pitch_, 0.0f);
       std::fill(row + (before + t.rows) * pixel_pitch_, row + met[2].size() * pixel_pitch_, 0.0f);
       if (t.rows == 0) continue;
-      const int64_t element = sample * fine_.sample_stride + first_channel * fine_.channel_stride +
-                              d * fine_.strides[0] + h * fine_.strides[1] + inside[2].begin * t.row_stride;
+      const int64_t element = line + inside[2].begin * t.row_stride;
       t.tensor = const_cast<char*>(static_cast<const char*>(fine)) + element * byte_size(fine_.dtype);
       float* to = row + before * pixel_pitch_;
       t.panel = is_copy() ? to : window + window_floats_;

@@ -5,6 +5,9 @@
 // first channel of its own group, then the second. Where a group has one channel on both sides this is a
 // copy. Columns beside the fine side are zero. Rows and planes beside it are left out of sums. Windows that
 // would be plain copies may be left in place: then no tap may meet what is beside.
+//
+// Windows of few channels may be folded: lanes behind the channels have the same channels further along the
+// width, so that a vector has positions of several parts of a row.
 #pragma once
 
 #include <array>
@@ -35,9 +38,11 @@ struct GroupView {
 
 class GroupWindows {
  public:
+  enum class Folding : uint8_t { never, where_faster };
+
   // `cut`: segments may not cross a multiple of this many channels.
   GroupWindows(const std::array<Axis, 3>& axes, const TensorMap& fine, GroupSizes sizes, int64_t cut,
-               const Isa& isa);
+               const Isa& isa, Folding folding = Folding::never);
 
   // Why there are none; empty where there are.
   static std::string refusal(const std::array<Axis, 3>& axes, GroupSizes sizes);
@@ -51,6 +56,9 @@ class GroupWindows {
   int64_t block_count() const { return counts_[0] * counts_[1] * counts_[2]; }
   int64_t max_block_pixels() const;
   GroupBlock block_at(int64_t index) const;
+  // Parts of a row that share vectors. Blocks have the columns of the first part.
+  int64_t folds() const { return folds_; }
+  int64_t fold_columns() const { return axes_[2].out; }
 
   // Floats between pixels, rows and planes of a window.
   int64_t pixel_pitch() const { return pixel_pitch_; }
@@ -76,13 +84,16 @@ class GroupWindows {
  private:
   void choose_place(int64_t cut);
   void choose_segments(int64_t cut);
+  void choose_folds();
   void choose_blocks();
+  void stage_row(TransferArguments t, const void* fine, int64_t element, Range met, float* row) const;
 
   const Isa& isa_;
   std::array<Axis, 3> axes_;
   TensorMap fine_;
   GroupSizes sizes_;
   bool in_place_ = false;
+  int64_t folds_ = 1;
   std::vector<Range> segments_;
   int64_t max_segment_ = 0;
   std::array<int64_t, 3> counts_{1, 1, 1};  // of blocks along an axis

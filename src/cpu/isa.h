@@ -276,16 +276,17 @@ struct SpreadArguments {
   int64_t group_lanes = 1, group_channels = 1;
 };
 
-// One row of output pixels of a convolution in groups, lanes along channels of several groups:
-//   acc[p * acc_stride + c] = bias[c]
-//     + sum over rows r and taps k of r.x[p * x_stride + k * tap_stride + c] * r.weights[k * weight_stride +
-//     c]
+// Some rows of output pixels of a convolution in groups, lanes along channels of several groups:
+//   acc[q * acc_row + p * acc_stride + c] = bias[c]
+//     + sum over rows r of taps that output row q meets, and taps k, of
+//       r.x[(q - r.first) * row_step + p * x_stride + k * tap_stride + c] * r.weights[k * weight_stride + c]
 // All are read and written in whole vectors of c. Where one chain takes all rows, acc_stride may be
 // `channels`: then what a pixel's last vector writes too far is overwritten by the next pixel, or lies behind
-// the last.
+// the last. So there is one row of outputs then, or one tile has all its pixels.
 struct GroupTapRow {
-  const float* x = nullptr;
+  const float* x = nullptr;  // what output row `first` meets
   const float* weights = nullptr;
+  int64_t first = 0, end = 1;  // the rows of outputs that meet it
 };
 struct GroupTileArguments {
   const GroupTapRow* rows = nullptr;
@@ -293,7 +294,8 @@ struct GroupTileArguments {
   int64_t rows_of_chain = 0;              // rows whose products one chain of additions takes
   int64_t x_shift = 0, weight_shift = 0;  // added to r.x and r.weights
   int64_t tap_stride = 0, x_stride = 0, weight_stride = 0, acc_stride = 0;
-  int64_t taps = 0, pixels = 0, channels = 0;
+  int64_t row_step = 0, acc_row = 0;
+  int64_t taps = 0, pixels = 0, out_rows = 1, channels = 0;
   const float* bias = nullptr;
   float* acc = nullptr;
 };
@@ -318,6 +320,7 @@ struct Isa {
   int max_tile_vectors = 1;       // of output channels in one channel tile
   int64_t tile_pixels = 1;        // of a channel tile that wide
   int64_t pixel_tile_pixels = 1;  // of the widest pixel tile
+  int64_t group_tile_pixels = 1;  // side by side in a tile of several groups
   StepFunction steps[step_count][affine_count][2] = {};
   void (*statistics[2])(const StatisticsArguments& arguments) = {};
   void (*slab_statistics)(const SlabStatisticsArguments& arguments) = nullptr;

@@ -102,8 +102,8 @@ double GemmPackedNumbers::predict(int64_t samples, const Gpu& gpu) const {
   const bool turns = shared_by == Groups::turns;
   const bool in_groups = conv_groups > 1;
   const double products = terms * static_cast<double>(columns) / (turns ? 32 : 16);
-  const double of_steps = class_taps / static_cast<double>(group_taps * chunk_channels) *
-                          static_cast<double>(input_channels);
+  const double of_steps =
+      class_taps / static_cast<double>(group_taps * chunk_channels) * static_cast<double>(input_channels);
   const double bytes = of_steps * static_cast<double>(x_bytes() + weight_stage_bytes());
   // Tiles of different groups share no x: 448 channels in 4 groups at 28 x 28 and 1232 in 11 at 14 x 14 take
   // 1.2 to 1.4 times as long.

@@ -27,8 +27,8 @@ struct GemmPackedNumbers {
   // Classes of a transposed convolution that meet different elements: a tile has rows of one of them, and a
   // stage has one tap.
   bool classes_apart = false;
-  int64_t classes = 1;     // that are apart
-  double class_taps = 1;   // of a class, the mean
+  int64_t classes = 1;    // that are apart
+  double class_taps = 1;  // of a class, the mean
   int64_t window = 0;
   int64_t stages = 0;
   int64_t piece_bytes = 16;    // shared memory for a piece of weights being packed

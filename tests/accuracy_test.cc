@@ -46,6 +46,9 @@ TEST(AccuracyOfRows, OnlyTwoRowsHoldValuesInFewerBits) {
 TEST(AccuracyOfRows, IsTheRowsOwnAndNotTheProblems) {
   const std::string bf16 = "conv2d(16,48,k=3,p=1) | relu | group_norm(6) | silu @ 150x16x6x24 bf16";
   EXPECT_EQ(accuracy_of("gemm_pingpong", bf16).held, Held::as_f16);
+  const std::string f16 = "conv2d(16,48,k=3,p=1) | relu | group_norm(6) ";
+  EXPECT_EQ(accuracy_of("gemm_pingpong", f16 + "@ 150x16x6x24 f16").held, Held::normed_in_f16);
+  EXPECT_EQ(accuracy_of("gemm_pingpong", f16 + "| silu @ 150x16x6x24 f16").held, Held::as_f16);
   EXPECT_EQ(accuracy_of("gemm_wgmma", bf16).held, Held::as_computed);
   EXPECT_EQ(accuracy_of("gemm_mma", bf16).held, Held::as_computed);
   const std::string tf32 = "conv2d(16,24,k=1) | gelu | instance_norm | relu @ 3x16x12x24 tf32";

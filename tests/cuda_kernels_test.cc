@@ -654,6 +654,8 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
     EXPECT_EQ(numerics_of(row, thin + "tf32_away"), Lines{away}) << row;
   EXPECT_EQ(numerics_of("gemm_pingpong", wide + "tf32"), (Lines{rounded, in_20_bits, redone, approximate}));
   EXPECT_EQ(numerics_of("gemm_pingpong", wide + "bf16"), (Lines{as_f16, approximate}));
+  EXPECT_EQ(numerics_of("gemm_pingpong", wide + "f16"),
+            (Lines{as_f16 + ", and normalised in f16", approximate}));
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16"), Lines{approximate});
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "bf16 strict"), Lines{});
   EXPECT_EQ(numerics_of("gemm_wgmma", wide + "near_f32"), Lines{redone});

@@ -51,8 +51,8 @@ struct Candidate {
 // The declared error of a row besides roundings of f32, and its treatment of tf32 operands. Tests grant a row
 // this much and no more.
 struct Accuracy {
-  // Storage precision of values before the norm.
-  enum class Held : uint8_t { as_computed, as_f16, in_20_bits };
+  // Storage precision of values before the norm. `normed_in_f16`: as f16, and the norm is applied in f16.
+  enum class Held : uint8_t { as_computed, as_f16, in_20_bits, normed_in_f16 };
   // The operands of a tf32 convolution:
   //   rounded           both are rounded, as the precision says
   //   weights_whole     only x is rounded

@@ -19,6 +19,7 @@ inline const std::string input_rounded = "the convolution's input is rounded to 
 inline const std::string weights_dithered = "weights are dithered: tf32 values that are right on average";
 inline const std::string gradients_rounded = "gradients between the products are rounded to tf32";
 inline const std::string held_as_f16 = "values before the norm are held as f16";
+inline const std::string normed_in_f16 = "values before the norm are held as f16, and normalised in f16";
 inline const std::string held_in_20_bits = "values before the norm are held as integers of 20 bits";
 inline const std::string redone = "samples that leave f16's range are computed again on CUDA cores";
 inline const std::string approximate = "activations are approximate: by tanh.approx, off by up to 6e-6";

@@ -26,12 +26,21 @@ inline double sigmoid_scale(Op op, double x) {
 }
 
 // The error, in deviations, of an element that was held before its norm. Arguments are its distance from the
-// mean and the largest of its slab. In f16 the distance from a value near the mean is held. Integers are
-// parts of the farthest of some elements, from a mean of their own.
+// mean and the largest of its slab. In f16 the distance from a value near the mean is held; where the norm is
+// applied in f16 too, its factor is rounded as the distance is. Integers are parts of the farthest of some
+// elements, from a mean of their own.
 inline double holding_error(Accuracy::Held held, double distance, double farthest) {
-  return held == Accuracy::Held::as_f16       ? 0x1p-11 * (distance + 4)
-         : held == Accuracy::Held::in_20_bits ? 0x1p-18 * farthest
-                                              : 0;
+  switch (held) {
+    case Accuracy::Held::as_computed:
+      return 0;
+    case Accuracy::Held::as_f16:
+      return 0x1p-11 * (distance + 4);
+    case Accuracy::Held::in_20_bits:
+      return 0x1p-18 * farthest;
+    case Accuracy::Held::normed_in_f16:
+      return 0x1p-10 * (distance + 4);
+  }
+  return 0;
 }
 
 // Whether the row rounds the input of the convolution to tf32. In tf32 it does unless it says otherwise. In

@@ -395,6 +395,8 @@ std::vector<Problem> pingpong_problems(const Device& device) {
         "conv_transpose2d(16,64,k=3) | gelu | group_norm(8) @ 2x16x38x256 f16",
         "conv_transpose2d(40,64,k=3) | gelu | group_norm(8) @ 4x40x4x168 f16",
         "conv2d(32,64,k=1) | relu | group_norm(8) | relu @ 40x32x5x40 bf16",
+        "conv2d(16,24,k=3,p=1) | silu | group_norm(6) @ 5x16x12x24 f16",
+        "conv2d(32,64,k=1) | relu | group_norm(8) | relu @ 40x32x5x40 f16",
         "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 7x64x16x256 tf32",
         "conv2d(17,20,k=5,p=2) | swish | group_norm(5) | relu @ 5x17x31x48 tf32",
         "conv1d(40,16,k=9,d=2) | hardswish | group_norm(1) @ 7x40x2000 tf32",

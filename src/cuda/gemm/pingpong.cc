@@ -29,8 +29,9 @@ class GemmPingpong final : public WholeBlockKernel {
         numbers_(*wide_numbers<GemmPingpongNumbers>(problem)),
         packing_(problem, shape_, tile_channels, numbers_.taps),
         pack_(pack_source(), problem.device, packing_.launch()),
-        function_(source(), problem.device,
-                  {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true, true}),
+        function_(
+            source(), problem.device,
+            {1, static_cast<uint32_t>(threads), 1, static_cast<uint32_t>(numbers_.shared_bytes), true, true}),
         redo_(problem) {
     // As many whole samples as fit at a time. An exported plan asks its own GPU. Where no sample fits there
     // is no block: a merger alone would wait for ever.
@@ -53,8 +54,7 @@ class GemmPingpong final : public WholeBlockKernel {
                           8);
     counts_ = regions_.add(groups * numbers_.position_tiles * 4);
     // The counters of the redo kernel follow.
-    cleared_bytes_ = marks_.bytes + guard_.bytes + parts_.bytes + counts_.bytes +
-                     (shape_.batch + 1) * 4 * 4;
+    cleared_bytes_ = marks_.bytes + guard_.bytes + parts_.bytes + counts_.bytes + (shape_.batch + 1) * 4 * 4;
   }
 
   // Chains are those of 16-bit outputs in tf32 too. With 16-bit outputs gelu has a term less: 2.9e-5 off.
@@ -65,7 +65,9 @@ class GemmPingpong final : public WholeBlockKernel {
       return pointwise != nullptr && pointwise->op == Op::gelu;
     });
     const bool in_integers = rounds(problem_);
-    return {.held = in_integers ? Accuracy::Held::in_20_bits : Accuracy::Held::as_f16,
+    return {.held = in_integers      ? Accuracy::Held::in_20_bits
+                    : norms_in_f16() ? Accuracy::Held::normed_in_f16
+                                     : Accuracy::Held::as_f16,
             .sigmoid = !in_integers && has_gelu ? 0x1p-15 : 0x1p-17,
             .cut_terms = cut_terms(problem_, shape_)};
   }
@@ -100,7 +102,7 @@ class GemmPingpong final : public WholeBlockKernel {
     }
     const std::vector<TailParts::Stage>& before = shape_.parts.before;
     const bool is_gelu = before.size() == 1 && before[0].pointwise.op == Op::gelu;
-    return Notes{note::held_as_f16} +
+    return Notes{norms_in_f16() ? note::normed_in_f16 : note::held_as_f16} +
            (is_gelu ? Notes{note::approximate_gelu} : notes_of_chains(problem_.block, 16));
   }
 
@@ -139,6 +141,7 @@ class GemmPingpong final : public WholeBlockKernel {
   }
 
  private:
+  bool norms_in_f16() const { return problem_.output.dtype == DType::f16 && shape_.parts.after.empty(); }
   // `struct Numbers`.
   std::string numbers_source() const {
     const GemmPingpongNumbers& n = numbers_;

@@ -11,16 +11,16 @@ struct Affine {
   float scale[2];
   float shift[2];
   uint32 exponent;  // HeldInt20::exponent
-  // As pairs of f16, where held values of the whole warp become outputs in f16 (in_halves).
-  bool in_halves;
+  // The same as pairs of f16, where the whole warp computes its outputs in f16 (Norm::fits_f16).
+  bool in_f16;
   uint32 scales[2];
   uint32 shifts[2];
 };
 
-// Whether outputs of f16 may be computed from held pairs by one instruction. Scale and shift are rounded to
-// f16 for that, each by no more than the output.
+// Whether a held pair may become a pair of outputs by one instruction, with scale and shift rounded to f16.
+// By way of f32 it takes five, and s19 1.4% longer.
 template <class L>
-constexpr bool in_halves = is_same<typename L::Output, f16> && !L::Numbers::has_after;
+constexpr bool norms_in_f16 = is_same<typename L::Output, f16> && !L::Numbers::has_after;
 
 template <class L>
 struct Norm {
@@ -66,18 +66,15 @@ struct Norm {
       affine.shift[h] = fmaf(held.x - all.x, scale, of_channel.z);
       if constexpr (L::is_f32) affine.shift[h] = fmaf(-Format::origin, affine.scale[h], affine.shift[h]);
     }
-    if constexpr (in_halves<L>) {
-      // A scale below 2^-14 would lose bits.
+    if constexpr (norms_in_f16<L>) {
       bool fits = true;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float scale = fabsf(affine.scale[h]);
-        fits = fits && (scale >= 0x1p-14f || scale == 0.0f) && scale < 0x1p+15f &&
-               fabsf(affine.shift[h]) < 0x1p+15f;
+        fits = fits && fits_f16(affine.scale[h], affine.shift[h], s.channels[L::channel_of(thread.row(h))].y);
         affine.scales[h] = f16::pack(affine.scale[h], affine.scale[h]);
         affine.shifts[h] = f16::pack(affine.shift[h], affine.shift[h]);
       }
-      affine.in_halves = __all_sync(0xffffffffu, fits);
+      affine.in_f16 = __all_sync(0xffffffffu, fits);
     }
     return affine;
   }
@@ -96,6 +93,14 @@ struct Norm {
   }
 
  private:
+  // Whether f16 holds scale and shift with all bits, and the shift's error is small beside that of held
+  // values: these are normalised to about `weight`.
+  static __device__ __forceinline__ bool fits_f16(float scale, float shift, float weight) {
+    constexpr float least = 0x1p-14f, most = 0x1p+13f;
+    const float of_scale = fabsf(scale), of_weight = fabsf(weight);
+    return (of_scale >= least || of_scale == 0.0f) && of_scale <= most && of_weight >= least &&
+           of_weight <= most && fabsf(shift) <= 2.0f * of_weight;
+  }
   // The even slab that the warp's prefetched ones begin with.
   __device__ __forceinline__ uint32 first_slab() const {
     return static_cast<uint32>(thread.first_row()) / L::group_rows & ~1u;

@@ -16,8 +16,8 @@ __device__ __forceinline__ void make_piece(const HeldTile<L>& tile, int h, int64
   uint32 words[count];
 #pragma unroll
   for (int k = 0; k < count; ++k) words[k] = tile.hold.word(2 * (run * Pieces<L>::pairs + k) + h, held);
-  if constexpr (in_halves<L>) {
-    if (affine.in_halves) {
+  if constexpr (norms_in_f16<L>) {
+    if (affine.in_f16) {
 #pragma unroll
       for (int k = 0; k < count; ++k) to[k] = f16::multiply_add(words[k], affine.scales[h], affine.shifts[h]);
       return;

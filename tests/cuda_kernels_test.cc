@@ -304,16 +304,16 @@ const std::map<std::string, Assembled> limits{
     {"thin_cores", {128, 16}},               // 512
     {"thin_backward", {255, 640}},           // 256, or 512; on sm_80, outside the loops over products
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
-    {"thin_mma", {128, 704}},       // 512; nothing in the loops: tickets, addresses, calls of careful tiles
-    {"thin_resident", {255, 704}},  // 512, or 256; as thin_mma
-    {"thin_inplace", {128, 704}},   // 512; as thin_mma
-    {"gemm_packed", {168, 0}},      // 384
-    {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
-    {"gemm_pingpong", {128, 512}},  // 512, of which those that multiply have 152 or 160; once a tile
-    {"gemm_mma", {255, 256}},       // 256; once a tile
-    {"narrow", {168, 0}},           // 256, or fewer with more
-    {"narrow_backward", {255, 0}},  // 256, or fewer with more
-    {"direct", {64, 0}},            // 1,024
+    {"thin_mma", {128, 704}},         // 512; nothing in the loops: tickets, addresses, calls of careful tiles
+    {"thin_resident", {255, 704}},    // 512, or 256; as thin_mma
+    {"thin_inplace", {128, 704}},     // 512; as thin_mma
+    {"gemm_packed", {168, 0}},        // 384
+    {"gemm_wgmma", {168, 1536}},      // 384; once a tile: places of a row in outputs that are not contiguous
+    {"gemm_pingpong", {128, 512}},    // 512, of which those that multiply have 152 or 160; once a tile
+    {"gemm_mma", {255, 256}},         // 256; once a tile
+    {"narrow", {168, 0}},             // 256, or fewer with more
+    {"narrow_backward", {255, 256}},  // 256, or fewer with more; places of vectors that are staged
+    {"direct", {64, 0}},              // 1,024
 };
 
 // The number that stands before `words` where they first follow one; -1 where they never do.

@@ -225,14 +225,7 @@ struct NarrowGradientNumbers::Search {
       const int64_t at_y = take(lane, own.slots[1]) * own.step_rows;
       addresses[used++] = place(group, u, v, tap, std::array<int64_t, 3>{lane, at_y, at_x});
     }
-    std::sort(addresses.begin(), addresses.begin() + static_cast<std::ptrdiff_t>(used));
-    std::array<int64_t, 32> banks{};
-    int64_t most = 1;
-    for (size_t i = 0; i < used; ++i) {
-      if (i > 0 && addresses[i] == addresses[i - 1]) continue;  // one access
-      most = std::max(most, ++banks[static_cast<size_t>(addresses[i] % 32)]);
-    }
-    return most;
+    return most_in_a_bank(addresses, used);
   }
 
   int64_t u_conflicts(const NarrowGradientNumbers& own) const {

@@ -53,7 +53,8 @@ const std::vector<Kernel>& kernels() {
       {"tail_slabs", "swish | group_norm(4096) | elu @ 512x4096x30", all},
       {"tail_slabs", "relu | group_norm(8) | swish | mean @ 256x64x28x28 bf16", tuned_and_oldest},
       {"tail_slabs", "mish | group_norm(4096) | sigmoid | mean @ 56x4096x8x7x11", tuned},
-      {"tail_slabs", "prelu(per=channel) | group_norm(2) | channel_mul | residual_add @ 8x24x20x21 f16", tuned},
+      {"tail_slabs", "prelu(per=channel) | group_norm(2) | channel_mul | residual_add @ 8x24x20x21 f16",
+       tuned},
       // Channels after space: a strip in a block, a cluster; vectors of several slabs, and across them.
       {"tail_strips", "group_norm(32) | residual_add | relu @ 64x1024x14x14 bf16 nhwc", all},
       {"tail_strips", "group_norm(32) | relu @ 64x64x56x56 bf16 nhwc", with_clusters},
@@ -327,17 +328,17 @@ const std::map<std::string, Assembled> limits{
     {"thin_cores", {128, 16}},               // 512
     {"thin_backward", {255, 640}},           // 256, or 512; on sm_80, outside the loops over products
     {"gemm_backward", {168, 0}},             // 512 of the first kernel, 384 of the second
-    {"thin_mma", {128, 704}},       // 512; nothing in the loops: tickets, addresses, calls of careful tiles
-    {"thin_resident", {255, 704}},  // 512, or 256; as thin_mma
-    {"thin_inplace", {128, 704}},   // 512; as thin_mma
-    {"gemm_packed", {168, 0}},      // 384
-    {"gemm_boxes", {168, 0}},       // 384
-    {"gemm_wgmma", {168, 1536}},    // 384; once a tile: places of a row in outputs that are not contiguous
-    {"gemm_pingpong", {128, 512}},  // 512, of which those that multiply have 152 or 160; once a tile
-    {"gemm_mma", {255, 256}},       // 256; once a tile
-    {"narrow", {168, 0}},           // 256, or fewer with more
-    {"narrow_backward", {255, 0}},  // 256, or fewer with more
-    {"direct", {64, 0}},            // 1,024
+    {"thin_mma", {128, 704}},         // 512; nothing in the loops: tickets, addresses, calls of careful tiles
+    {"thin_resident", {255, 704}},    // 512, or 256; as thin_mma
+    {"thin_inplace", {128, 704}},     // 512; as thin_mma
+    {"gemm_packed", {168, 0}},        // 384
+    {"gemm_boxes", {168, 0}},         // 384
+    {"gemm_wgmma", {168, 1536}},      // 384; once a tile: places of a row in outputs that are not contiguous
+    {"gemm_pingpong", {128, 512}},    // 512, of which those that multiply have 152 or 160; once a tile
+    {"gemm_mma", {255, 256}},         // 256; once a tile
+    {"narrow", {168, 0}},             // 256, or fewer with more
+    {"narrow_backward", {255, 256}},  // 256, or fewer with more; places of vectors that are staged
+    {"direct", {64, 0}},              // 1,024
 };
 
 // The number that stands before `words` where they first follow one; -1 where they never do.

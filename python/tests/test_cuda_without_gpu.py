@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -222,6 +223,33 @@ def test_convolutions_in_groups_run_here_where_the_plan_predicts_a_gain() -> Non
     other = "conv2d(448,448,k=3,p=1,groups=4) | group_norm(2) | relu"
     left = onepass.explain(other, sizes, device="cuda:sm_90a")
     assert "-> PyTorch's own convolution, then tail_" in left
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("conv3d(64,64,k=3,p=1,groups=64) | group_norm(8) | silu", (4, 64, 32, 32, 32)),
+        ("conv2d(96,96,k=7,s=2,p=3,groups=96) | group_norm(8) | silu", (32, 96, 112, 112)),
+        ("conv2d(64,64,k=3,p=1,groups=16) | group_norm(8) | silu", (32, 64, 112, 112)),
+    ],
+)
+def test_gradients_of_few_channels_run_here_where_the_plan_predicts_a_gain(
+    text: str, sizes: tuple[int, ...]
+) -> None:
+    for architecture in ("sm_80", "sm_90a"):
+        how: dict[str, Any] = {"dtype": torch.bfloat16, "device": f"cuda:{architecture}"}
+        assert "its gradients by narrow_backward" in onepass.explain(text, sizes, **how)
+        gradients = onepass.explain(text, sizes, backward=True, **how)
+        assert "* narrow_backward" in gradients
+        assert "-> tail_backward" in gradients
+        alone = onepass.explain(text.split(" | ")[0], sizes, **how)
+        assert "where gradients are wanted: the same, then narrow_backward" in alone
+
+
+def test_gradients_of_few_channels_stay_pytorchs_where_it_is_faster() -> None:
+    how: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda:sm_90a", "backward": True}
+    wide = onepass.explain("conv2d(512,512,k=3,s=2,p=1,groups=32) | relu", (8, 512, 204, 204), **how)
+    assert "-> PyTorch's own convolution, then tail_backward" in wide
 
 
 def test_tuning_is_off_until_asked_for() -> None:

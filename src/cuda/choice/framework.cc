@@ -186,8 +186,44 @@ double convolution_seconds(const Problem& problem) {
 
 enum class Product : uint8_t { input_gradient, weight_gradient };
 
+double rate_of(const framework::GradientRates& rates, Product product) {
+  return product == Product::weight_gradient ? rates.weight : rates.input;
+}
+
+double depthwise_backward_rate(const Problem& forward, Product product) {
+  const Conv& conv = *forward.block.conv();
+  const auto rank = static_cast<std::ptrdiff_t>(conv.rank);
+  const auto is_one = [&](const auto& values) {
+    return std::all_of(values.begin(), values.begin() + rank, [](int64_t value) { return value == 1; });
+  };
+  if (conv.rank == 1) return rate_of(framework::depthwise_gradient_line, product);
+  if (conv.rank == 3) {
+    return rate_of(conv.transposed       ? framework::depthwise_gradient_transposed_volume
+                   : is_one(conv.stride) ? framework::depthwise_gradient_volume
+                                         : framework::depthwise_gradient_strided_volume,
+                   product);
+  }
+  if (conv.transposed || conv.in_channels != conv.out_channels || !is_one(conv.stride) ||
+      !is_one(conv.dilation)) {
+    return rate_of(framework::depthwise_gradient_other, product);
+  }
+  return rate_of(is_f32(forward) ? framework::depthwise_gradient_f32 : framework::depthwise_gradient_short,
+                 product);
+}
+
 double grouped_backward_rate(const Problem& forward, Product product) {
-  const double channels = as_double(least_channels(*forward.block.conv()));
+  const Conv& conv = *forward.block.conv();
+  const double channels = as_double(least_channels(conv));
+  if (channels == 1) return depthwise_backward_rate(forward, product);
+  if (is_f32(forward) && !forward.rounds_to_tf32()) {
+    return rate_of(conv.rank == 3 ? framework::grouped_gradient_f32_volume : framework::grouped_gradient_f32,
+                   product);
+  }
+  if (least_channels(conv) < framework::wide_channels) {
+    return channels * channels *
+           (is_f32(forward) ? framework::few_gradient_tf32_per_square
+                            : framework::few_gradient_short_per_square);
+  }
   if (is_f32(forward)) {
     return (product == Product::weight_gradient ? framework::grouped_weight_gradient_tf32_per_root
                                                 : framework::grouped_input_gradient_tf32_per_root) *
@@ -196,6 +232,11 @@ double grouped_backward_rate(const Problem& forward, Product product) {
   return channels <= framework::grouped_gradient_short_most_channels
              ? framework::grouped_gradient_short_per_root * std::sqrt(channels)
              : framework::grouped_gradient_short_beyond;
+}
+
+// Whether rates are of tensors as they come: no copies into another layout are added.
+bool is_few_grouped(const Conv& conv) {
+  return conv.groups > 1 && least_channels(conv) < framework::wide_channels;
 }
 
 double wide_backward_rate(const Problem& forward, Product product) {
@@ -214,8 +255,9 @@ double wide_backward_seconds(const BackwardProblem& problem) {
   const double scale = gpu.flops / framework::measured_flops;
   const double of_output = as_double(problem.output_gradient.byte_span());
   const double bytes = of_output + as_double(forward.input.byte_span());
-  const double copies =
-      is_channels_last(forward) ? 0 : framework::backward_copy_seconds + copy_seconds(forward, bytes);
+  const double copies = is_channels_last(forward) || is_few_grouped(*forward.block.conv())
+                            ? 0
+                            : framework::backward_copy_seconds + copy_seconds(forward, bytes);
   const auto seconds_of = [&](Product product) {
     return framework::launch_seconds + copies +
            std::max(operations(forward) / wide_backward_rate(forward, product) / scale,
@@ -230,19 +272,28 @@ double wide_backward_seconds(const BackwardProblem& problem) {
   return seconds;
 }
 
+// Without groups.
+double thin_backward_rate(const Conv& conv, const Problem& forward, Product product) {
+  const bool is_exact = is_f32(forward) && !forward.rounds_to_tf32();
+  const bool is_slow = conv.in_channels == 1 || conv.out_channels < framework::few_gradient_channels ||
+                       (is_exact && conv.in_channels < framework::few_gradient_channels);
+  if (!conv.transposed && conv.rank < 3 && is_slow) return rate_of(framework::few_gradient, product);
+  return rate_of(framework::thin_backward, conv);
+}
+
 double convolution_backward_seconds(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   const Gpu& gpu = gpu_of(forward.device);
   const Conv& conv = *forward.block.conv();
   const double factor = fitted_class_factor(forward, true);
-  if (is_wide(conv)) return factor * wide_backward_seconds(problem);
-  const double rate = rate_of(framework::thin_backward, conv) * gpu.flops / framework::measured_flops;
-  const double products = (problem.wants_input() ? 1 : 0) + (problem.wants_parameter(0) ? 1 : 0);
-  return factor * products *
-         (framework::launch_seconds +
-          std::max(
-              operations(forward) / rate,
-              moved_elements(forward) * as_double(byte_size(forward.input.dtype)) / gpu.bytes_per_second));
+  if (is_wide(conv) || conv.groups > 1) return factor * wide_backward_seconds(problem);
+  const double bytes = moved_elements(forward) * as_double(byte_size(forward.input.dtype));
+  const auto seconds_of = [&](Product product) {
+    const double rate = thin_backward_rate(conv, forward, product) * gpu.flops / framework::measured_flops;
+    return framework::launch_seconds + std::max(operations(forward) / rate, bytes / gpu.bytes_per_second);
+  };
+  return factor * ((problem.wants_input() ? seconds_of(Product::input_gradient) : 0) +
+                   (problem.wants_parameter(0) ? seconds_of(Product::weight_gradient) : 0));
 }
 
 double tail_backward_seconds(const BackwardProblem& problem) {

@@ -94,4 +94,33 @@ inline constexpr double grouped_gradient_short_per_root = 20e12;
 inline constexpr double grouped_gradient_short_most_channels = 64;
 inline constexpr double grouped_gradient_short_beyond = 75e12;
 
+// Gradients of convolutions in groups of fewer than 16 channels, of the input and of the weights (2026-11-19,
+// 29 drawn problems that move 20 to 800 MB, the faster layout, cudnn.benchmark).
+struct GradientRates {
+  double input, weight;
+};
+// Depthwise images, stride 1, no dilation, an output a group: 5.1 to 6.2 TFLOP/s in f32, 5.1 to 12 in 16
+// bits.
+inline constexpr GradientRates depthwise_gradient_f32{5.6e12, 6e12};
+inline constexpr GradientRates depthwise_gradient_short{9e12, 8e12};
+// Other depthwise images: 0.9 to 2.2 and 1.0 to 2.2. In one dimension (31 taps) 2.7 to 3.0 and 1.4 to 1.5.
+inline constexpr GradientRates depthwise_gradient_other{1.6e12, 1.7e12};
+inline constexpr GradientRates depthwise_gradient_line{2.8e12, 1.5e12};
+// Depthwise volumes: 2.1 to 2.8 and 0.9 to 1.6; with a stride 0.2 to 0.3 and 0.7 to 0.9, transposed 1.7 and
+// 0.9.
+inline constexpr GradientRates depthwise_gradient_volume{2.5e12, 1.2e12};
+inline constexpr GradientRates depthwise_gradient_strided_volume{0.3e12, 0.9e12};
+inline constexpr GradientRates depthwise_gradient_transposed_volume{1.7e12, 0.9e12};
+// Groups of c channels in 16 bits, the rate over c * c: 0.44 to 0.66 and 0.19 to 0.57 for 2, 0.34 and 0.89
+// for 4, 0.66 and 0.94 for 8. tf32 is taken to be half as fast.
+inline constexpr double few_gradient_short_per_square = 0.6e12;
+inline constexpr double few_gradient_tf32_per_square = 0.3e12;
+// In f32 without tf32: images of 16 channels 9.8 and 8.7; volumes of 4 channels 2.2 and 0.67.
+inline constexpr GradientRates grouped_gradient_f32{10e12, 9e12};
+inline constexpr GradientRates grouped_gradient_f32_volume{2.2e12, 0.7e12};
+// Without groups, images of one input or few outputs (2026-11-19): 16 to 3 channels 5.4 and 2.5 in tf32, 32
+// to 2 6.5 and 1.6 in f32, 1 to 16 with 49 taps 3.7 and 8.7.
+inline constexpr GradientRates few_gradient{5.5e12, 3e12};
+inline constexpr int64_t few_gradient_channels = 8;
+
 }  // namespace onepass::cuda::framework

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/direct/narrow_numbers.h"
+#include "cuda/direct/row_copy.h"
 #include "cuda/gemm/gemm.h"
 
 namespace onepass::cuda {
@@ -29,14 +30,7 @@ int64_t NarrowNumbers::conflicts(const Place& place) const {
     if (!input_interleaved) take_channels();
     addresses[used++] = place(group, output, std::array{z, y, x});
   }
-  std::sort(addresses.begin(), addresses.begin() + static_cast<std::ptrdiff_t>(used));
-  std::array<int64_t, 32> banks{};
-  int64_t most = 1;
-  for (size_t i = 0; i < used; ++i) {
-    if (i > 0 && addresses[i] == addresses[i - 1]) continue;  // one access
-    most = std::max(most, ++banks[static_cast<size_t>(addresses[i] % 32)]);
-  }
-  return most;
+  return most_in_a_bank(addresses, used);
 }
 
 int64_t NarrowNumbers::load_conflicts(const ThinShape& shape) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -52,6 +53,20 @@ struct RowCopy {
   }
 };
 
+// How many of a warp's addresses in shared memory, of floats, fall into the same bank, at worst; equal ones
+// are one access.
+inline int64_t most_in_a_bank(std::array<int64_t, 32>& addresses, size_t used) {
+  std::sort(addresses.begin(), addresses.begin() + static_cast<std::ptrdiff_t>(used));
+  std::array<int64_t, 32> banks{};
+  int64_t most = 1;
+  for (size_t i = 0; i < used; ++i) {
+    if (i > 0 && addresses[i] == addresses[i - 1]) continue;
+    most = std::max(most, ++banks[static_cast<size_t>(addresses[i] % 32)]);
+  }
+  return most;
+}
+
+// Counts to try: powers of two, and all.
 inline std::vector<int64_t> slot_counts(int64_t cells, int64_t of_thread, int64_t most) {
   const int64_t all = divide_up(cells, of_thread);
   std::vector<int64_t> counts;

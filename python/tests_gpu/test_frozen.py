@@ -17,12 +17,7 @@ from onepass import _cuda
 def made(dtype: torch.dtype = torch.float32, channels: int = 96) -> nn.Module:
     """A fused model that runs whole, whatever is predicted."""
     torch.manual_seed(1)
-    model = nn.Sequential(
-        nn.Conv2d(64, channels, 3, padding=1),
-        nn.GroupNorm(4, channels),
-        nn.SiLU(),
-        nn.Conv2d(channels, 64, 3),
-    )
+    model = nn.Sequential(nn.Conv2d(64, channels, 3, padding=1), nn.GroupNorm(4, channels), nn.SiLU())
     return onepass.fuse(model.to("cuda", dtype).eval())
 
 
@@ -109,7 +104,7 @@ class Frozen(GpuTest):
             del spoiled
 
     def test_a_first_call_in_a_capture_packs_in_the_graph(self) -> None:
-        model, x = onepass.freeze(made(channels=104)), drawn()
+        model, x = onepass.freeze(made(torch.bfloat16, channels=104)), drawn(torch.bfloat16)
         graph, output = captured(model, x)
         self.assertIn("call the model once", str(onepass.report(model)))
         double(model)

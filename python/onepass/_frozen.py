@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 MOST_PACKINGS = 4  # of a place: more would be most of a model's memory
 _MOST_CALLS = 4096
@@ -34,11 +35,37 @@ class _Seen:
     parameter: weakref.ref[Tensor]
     version: int | None  # None of inference tensors, which have none
     address: int
+    steps: int  # of optimizers
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Seen:
+        key = id(tensor)
+        steps = _steps.setdefault(key, 0)
+        version = None if tensor.is_inference() else tensor._version
+        return cls(weakref.ref(tensor, lambda _: _steps.pop(key, None)), version, tensor.data_ptr(), steps)
 
     def holds(self, tensor: Tensor) -> bool:
         if self.parameter() is not tensor or tensor.data_ptr() != self.address:
             return False
-        return self.version is None or tensor._version == self.version
+        if self.version is not None and tensor._version != self.version:
+            return False
+        return _steps.get(id(tensor)) == self.steps
+
+
+# Of optimizers, by the id of a parameter that is packed. Fused ones write without counting a version.
+_steps: dict[int, int] = {}
+
+
+def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not _steps:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in _steps:
+                _steps[id(parameter)] += 1
+
+
+_hooks: list[Any] = []  # the one of all optimizers, once something is packed
 
 
 class Frozen:
@@ -57,6 +84,11 @@ class Frozen:
             self._seen: list[_Seen] = []
             self._by_call: dict[Any, Packed | None] = {}
             self._by_packing: dict[int, Packed] = {}
+
+    def expect_change(self, weights: Sequence[Tensor]) -> None:
+        """Before a call that may need gradients: whoever trains a weight changes it, in whatever way."""
+        if self._seen and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+            self._changed()
 
     @property
     def bytes(self) -> int:
@@ -110,9 +142,9 @@ class Frozen:
                 if input.is_cuda and _is_capturing():
                     return self._refuse("a graph was captured before: call the model once before the capture")
                 # What is seen is taken before: a change meanwhile is seen by the next call.
-                self._seen = [
-                    _Seen(weakref.ref(t), None if t.is_inference() else t._version, t.data_ptr()) for t in own
-                ]
+                self._seen = [_Seen.of(tensor) for tensor in own]
+                if not _hooks:
+                    _hooks.append(register_optimizer_step_post_hook(_note_step))
                 with torch.no_grad():
                     tensor = torch.ops.onepass.frozen_pack.default(*arguments)
                 if input.is_cuda:  # other streams may read it from now on

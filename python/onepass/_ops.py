@@ -132,6 +132,8 @@ def run_block(
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
+        if not isinstance(site, str) and site.frozen is not None and not torch.compiler.is_compiling():
+            site.frozen.expect_change(parameters[: describe(block).conv_parameters])
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return applied(Differentiable, (block, out_dtype), (input, *parameters))

@@ -21,10 +21,11 @@ def freeze(model: nn.Module) -> nn.Module:
     for the packing. Calls that need gradients pack as before, and so does what torch.compile has traced.
     Packed weights take memory beside the parameters; onepass.report(model) has the bytes.
 
-    Each call looks whether a weight was replaced or changed in place. Then all are packed once more. Moving
-    the model and load_state_dict drop what was packed. Changes through `.data`, of inference tensors and by a
-    replayed CUDA graph are not seen: call freeze again. A captured graph reads the weights as they were
-    packed before its capture.
+    Each call looks whether a weight was replaced or changed in place, by an optimizer too. Then all are
+    packed once more, as after a call that asked for their gradients. Moving the model and load_state_dict
+    drop what was packed. Other changes through `.data`, of inference tensors and by a replayed CUDA graph
+    are not seen: call freeze again. A captured graph reads the weights as they were packed before its
+    capture.
 
     Copies and pickles of the model are not frozen.
 

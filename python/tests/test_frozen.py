@@ -126,7 +126,30 @@ def take_a_step(model: nn.Module) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("change", [double_in_place, change_the_bias, replace, take_a_step])
+def step_fused(model: nn.Module) -> None:
+    """The version stays as it is, and no forward ran here."""
+    weight = weight_of(model)
+    weight.grad, version = torch.ones_like(weight), weight._version
+    torch.optim.SGD(model.parameters(), lr=0.1, fused=True).step()
+    assert weight._version == version
+
+
+def write_through_data_in_training(model: nn.Module) -> None:
+    model(X).sum().backward()
+    weight_of(model).data.mul_(2)
+
+
+CHANGES = [
+    double_in_place,
+    change_the_bias,
+    replace,
+    take_a_step,
+    step_fused,
+    write_through_data_in_training,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights_are_packed_anew(packings: Packings, model: nn.Module, change) -> None:
     before = run(model)
     change(model)

@@ -11,7 +11,7 @@ import onepass
 
 
 def uses_models(model: nn.Module) -> nn.Module:
-    """fuse, report, unfuse."""
+    """fuse, freeze, report, unfreeze, unfuse."""
     fused: nn.Module = onepass.fuse(
         model, conv="keep", filter_fn=lambda name, module: True, numerics="strict"
     )
@@ -19,7 +19,7 @@ def uses_models(model: nn.Module) -> nn.Module:
     text: str = str(found)
     values: dict[str, object] = found.as_dict()
     assert text and values
-    return onepass.unfuse(fused)
+    return onepass.unfuse(onepass.unfreeze(onepass.freeze(fused)))
 
 
 def uses_blocks(x: Tensor) -> tuple[Tensor, Tensor, str]:

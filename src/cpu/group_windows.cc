@@ -10,6 +10,8 @@ namespace {
 // Rows that the taps of one row of outputs meet stay in L1: 32 KiB, beside a panel of sums.
 constexpr int64_t rows_floats = 8 * 1024;
 constexpr int64_t least_channels = 16;
+// Fewer positions of a plane wait for their sums: two vectors of channels are in flight then.
+constexpr int64_t least_plane = 8;
 constexpr int64_t most_channels = 256;
 // A window stays in L2. CPUs with AVX-512 have 1 MiB and more: conv3d(32,32,k=5,p=2,groups=32) @
 // 8x32x16x16x16 nhwc 2.4 ms, with the smaller window 3.2. Each sample has some tasks all the same.
@@ -103,9 +105,10 @@ void GroupWindows::choose_place(int64_t cut) {
 void GroupWindows::choose_segments(int64_t cut) {
   const auto& [depth, height, width] = axes_;
   const int64_t rows = depth.kernel * height.kernel * extent(width, width.out) * sizes_.fine;
+  const bool few = height.out * width.out < least_plane;
+  const int64_t least = few ? std::max(least_channels, 2 * isa_.lanes) : least_channels;
   const int64_t limit = in_place_ ? most_channels_in_place
-                                  : std::clamp(rows_floats / rows / least_channels * least_channels,
-                                               least_channels, most_channels);
+                                  : std::clamp(rows_floats / rows / least * least, least, most_channels);
   const int64_t parts = ceil_div(cut, limit);
   for (int64_t first = 0; first < lanes_of_all(); first += cut) {
     for (int64_t i = 0; i < parts; ++i) {

@@ -387,6 +387,8 @@ TEST(CpuStrategies, ReadPlanesInPlaceForFewOutputs) {
   const std::string last = chosen("conv2d(512,16,k=1) | relu @ 1x512x80x44 nhwc");
   EXPECT_TRUE(last == "conv_indirect" || last == "conv_term_lanes") << last;
   EXPECT_NE(chosen("conv2d(256,256,k=1) | relu @ 1x256x64x64"), "conv_planes");
+  // Pixel lanes would take one channel at a time: a line of channels last for each element.
+  EXPECT_NE(chosen("conv3d(48,4,k=7,s=3,p=3) @ 1x48x32x24x24 nhwc"), "conv_pixel_lanes");
 }
 
 TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {

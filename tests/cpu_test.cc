@@ -326,7 +326,7 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnTailsOfFewChannels) {
 }
 
 // Segments that begin inside a group, vectors of one and of several groups, classes of transposed ones,
-// blocks of columns, chains of more than 256 terms.
+// blocks of columns, chains of more than 256 terms, short rows, parts of a row that share vectors.
 TEST(CpuStrategies, AgreeWithTheReferenceOnGroupsOfFewChannels) {
   const char* const blocks[] = {
       "conv2d(37,37,k=3,p=1,groups=37) | swish | group_norm(1) | relu @ 3x37x9x11 nhwc",
@@ -350,8 +350,26 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnGroupsOfFewChannels) {
       "conv_transpose2d(8,8,k=2,s=3,op=1,groups=8) | relu @ 2x8x4x5 nhwc",
       "conv_transpose1d(8,16,k=5,s=4,groups=4) | group_norm(2) | mean @ 2x8x6 nhwc",
       "conv2d(20,20,k=3,p=1,groups=20) | swish | group_norm(4) | relu @ 2x20x9x11",
+      "conv2d(12,12,k=6,p=1,groups=12) | relu @ 2x12x15x24 nhwc",
+      "conv3d(24,24,k=7,groups=24) @ 2x24x8x9x8 nhwc",
+      "conv3d(24,24,k=3,s=2,p=1,groups=24) | tanh @ 2x24x4x9x3 nhwc",
+      "conv2d(5,5,k=7,s=2,p=3,groups=5) | swish | group_norm(5) | relu @ 2x5x13x30 nhwc",
+      "conv3d(3,3,k=4,d=2,p=3,groups=3) | gelu | mean @ 3x3x9x8x11 f16",
+      "conv_transpose2d(4,4,k=9,s=2,p=1,op=1,groups=4) | relu @ 2x4x6x13 nhwc",
+      "conv1d(2,2,k=41,p=20,groups=2) | swish | group_norm(1) @ 2x2x301",
   };
   expect_agreement(blocks, "conv_group_lanes", 43);
+}
+
+TEST(CpuStrategies, PutPartsOfARowSideBySideForFewChannels) {
+  const auto parts = [](const char* text) {
+    const PlanOptions options{.strategy = "conv_group_lanes", .target = ""};
+    const std::string said = plan(Problem::parse(text, Device::cpu(1)), options).explain();
+    return said.find("parts of a row") != std::string::npos;
+  };
+  EXPECT_TRUE(parts("conv2d(2,2,k=7,p=3,groups=2) | relu @ 2x2x40x44 nhwc"));
+  EXPECT_FALSE(parts("conv2d(2,2,k=3,groups=2) | relu @ 2x2x40x44 nhwc"));
+  EXPECT_FALSE(parts("conv2d(32,32,k=7,p=3,groups=32) | relu @ 2x32x40x44 nhwc"));
 }
 
 TEST(CpuStrategies, TakeLanesOfGroupsForManyOfThem) {
@@ -367,6 +385,8 @@ TEST(CpuStrategies, ReadPlanesInPlaceForFewOutputs) {
   const std::string last = chosen("conv2d(512,16,k=1) | relu @ 1x512x80x44 nhwc");
   EXPECT_TRUE(last == "conv_indirect" || last == "conv_term_lanes") << last;
   EXPECT_NE(chosen("conv2d(256,256,k=1) | relu @ 1x256x64x64"), "conv_planes");
+  // Pixel lanes would take one channel at a time: a line of channels last for each element.
+  EXPECT_NE(chosen("conv3d(48,4,k=7,s=3,p=3) @ 1x48x32x24x24 nhwc"), "conv_pixel_lanes");
 }
 
 TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {

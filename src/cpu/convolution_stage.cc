@@ -474,7 +474,9 @@ int64_t ConvolutionStage::staged_stride_bytes() const {
   constexpr int64_t turned_at_once = 4;  // channels, in registers
   constexpr int64_t most_picked = 4;     // strides whose elements are picked from vectors
   const int64_t stride = input_.strides[2] * phase_count_;
-  const bool turned = input_.channel_stride == 1 && in_channels_per_group_ >= turned_at_once;
+  // A chunk of one channel reads a line for each element. With two and more, lines stay in a cache.
+  const bool lone = chunk_count_ == in_channels_per_group_;
+  const bool turned = input_.channel_stride == 1 && in_channels_per_group_ >= turned_at_once && !lone;
   const bool picked = input_.dtype == DType::f32 && stride <= most_picked;
   return stride == 1 || turned || picked ? 0 : stride * byte_size(input_.dtype);
 }

@@ -89,10 +89,11 @@ int64_t GroupConvolution::block_pixels(int64_t block) const {
   return at[0].size() * at[1].size() * (windows_.folds() > 1 ? axes_[2].out : at[2].size());
 }
 
-// A row of few outputs waits for its sums: two vectors of one output take as long as those of four.
+// Few outputs wait for their sums: two vectors of one output take as long as those of four.
 double GroupConvolution::padded_multiply_adds() const {
   constexpr int64_t least_positions = 4;
-  const int64_t positions = std::max<int64_t>(1, axes_[2].out / axes_[2].classes());
+  const int64_t lines = std::min(rows_at_once_, std::max<int64_t>(1, axes_[1].out / axes_[1].classes()));
+  const int64_t positions = std::max<int64_t>(1, axes_[2].out / axes_[2].classes()) * lines;
   double products = static_cast<double>(batch_ * windows_.sizes().fine);
   for (const Axis& axis : axes_) products *= static_cast<double>(axis.products(true));
   products *= static_cast<double>(std::max(positions, least_positions)) / static_cast<double>(positions);
@@ -285,18 +286,13 @@ void GroupConvolution::convolve_width(const Task& task, int64_t depth, int64_t h
 // The parts of rows one behind another, without gaps.
 void GroupConvolution::unfold(const Task& task, int64_t rows, float* panel) const {
   const int64_t columns = task.columns.size();
-  TransferArguments t;
-  t.dtype = DType::f32;
-  t.row_stride = task.sums_stride;
-  t.col_stride = 1;
-  t.cols = t.panel_stride = task.channels.size();
+  const int64_t channels = task.channels.size();
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t fold = 0; fold < windows_.folds(); ++fold) {
-      const int64_t first = fold * columns;
-      t.rows = std::min(columns, axes_[2].out - first);
-      t.tensor = reinterpret_cast<char*>(task.sums + row * task.sums_row + fold * t.cols);
-      t.panel = panel + (row * axes_[2].out + first) * t.cols;
-      isa_.load(t);
+    const float* from = task.sums + row * task.sums_row;
+    for (int64_t first = 0; first < axes_[2].out; first += columns, from += channels) {
+      const int64_t count = std::min(columns, axes_[2].out - first);
+      copy_pixels(from, task.sums_stride, panel + (row * axes_[2].out + first) * channels, channels, count,
+                  channels);
     }
   }
 }

@@ -25,13 +25,13 @@ constexpr int vector_floats = static_cast<int>(hn::MaxLanes(D()));
 #if HWY_TARGET == HWY_AVX2
 constexpr int group_positions = 4;
 constexpr int tile_sums = 8;
-constexpr int most_sliding_taps = 5;
+constexpr int most_held_weights = 6;  // vectors
 #else
 constexpr int group_positions = 8;
 constexpr int tile_sums = 16;
-constexpr int most_sliding_taps = 7;
+constexpr int most_held_weights = 10;
 #endif
-constexpr int most_held_weights = 10;  // vectors
+constexpr int most_sliding_taps = 7;
 constexpr int most_gradient_taps = 5;
 
 // Rows of a tile.

@@ -36,6 +36,10 @@ struct GroupView {
   std::array<int64_t, 3> pitches{};  // floats between planes, rows and pixels
 };
 
+// Pixels of few channels, at most eight: moves of a fixed size are faster than partial vectors.
+void copy_pixels(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t pixels,
+                 int64_t channels);
+
 class GroupWindows {
  public:
   enum class Folding : uint8_t { never, where_faster };
@@ -86,6 +90,7 @@ class GroupWindows {
   void choose_segments(int64_t cut);
   void choose_folds();
   void choose_blocks();
+  void cut_blocks(int64_t window_floats);
   void stage_row(TransferArguments t, const void* fine, int64_t element, Range met, float* row) const;
 
   const Isa& isa_;

@@ -121,19 +121,22 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
+    by_torch = None
     if geometry is not None:
         try:
             apart = _cpu.leaves_convolution(block, geometry, torch.get_num_threads(), differentiate)
         except TypeError:  # symbolic sizes have no hash
             apart = False
-        if apart:
+        chooses = differentiate and same and _cpu.chooses_gradients(dtype)
+        if apart and not chooses:
             return _run_apart(describe(block), input, parameters, out_dtype, site, settled)
+        by_torch = apart if chooses else None
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
-        return applied(Differentiable, (block, out_dtype), (input, *parameters))
+        return applied(Differentiable, (block, out_dtype, by_torch), (input, *parameters))
     if geometry is None:  # torch.compile may trace it, which does not know the other
         return _forward(input, parameters, block, out_dtype)
     return _forward_now(input, parameters, block, out_dtype)

@@ -71,19 +71,24 @@ def leaves_gradients(text: str, *sizes: int, last: bool) -> bool:
     return _onednn.leaves_gradients(conv_of(text), sizes, not last, 1, (True, True))
 
 
-def test_gradients_that_stay_and_those_that_go() -> None:
-    grouped, depthwise = "conv2d(24,48,k=3,groups=4)", "conv2d(24,24,k=3,groups=24)"
-    assert leaves_gradients(grouped, 4, 24, 28, 28, last=True)
-    assert not leaves_gradients(grouped, 4, 24, 28, 28, last=False)
-    assert not leaves_gradients(depthwise, 4, 24, 28, 28, last=True)
-    for text in ("conv2d(64,64,k=3,s=2)", "conv2d(64,4,k=3)", "conv_transpose2d(64,64,k=3)"):
+def test_gradients_that_stay_and_those_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 writes outside its memory in some of the grouped ones."""
+    stay = ["conv2d(64,64,k=3,groups=4)", "conv2d(64,64,k=3,groups=64)", "conv2d(64,64,k=3,s=2)"]
+    stay += ["conv2d(64,4,k=3)", "conv_transpose2d(64,64,k=3)"]
+    for seconds_of in ("_input_seconds", "_weight_seconds"):
+        monkeypatch.setattr(_onednn, seconds_of, lambda *_: 1e-12)
+    for text in stay:
         assert not leaves_gradients(text, 4, 64, 28, 28, last=True)
+    assert leaves_gradients("conv2d(64,64,k=3)", 4, 64, 28, 28, last=True)
+    assert leaves_gradients("conv2d(64,64,k=1)", 4, 64, 28, 28, last=False)
     assert not leaves_gradients("conv2d(64,64,k=3)", 4, 64, 28, 28, last=False)
+    monkeypatch.setattr(_onednn, "_weight_seconds", lambda *_: 1.0)
+    assert not leaves_gradients("conv2d(64,64,k=1)", 4, 64, 28, 28, last=False)
 
 
 CASES = [
     (nn.Conv2d(6, 8, 3, padding=1), (3, 6, 9, 7)),
-    (nn.Conv3d(4, 8, 2, 2, groups=2, bias=False), (2, 4, 6, 5, 4)),
+    (nn.Conv3d(4, 8, 2, 2, bias=False), (2, 4, 6, 5, 4)),
     (nn.Conv1d(5, 8, 3, dilation=2), (4, 5, 12)),
 ]
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

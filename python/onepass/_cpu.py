@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onepass import _onednn
 from onepass._conv_gradients import format_of
 from onepass._description import Conv, Norm, describe
 
@@ -39,19 +40,6 @@ _X86 = {
     "bf16": {"wide": 200e9, "thin": 50e9, "tap": 150e9},
 }
 _WIDE = 48
-# f32 on x86, PyTorch 2.11 (oneDNN), one core of a Xeon with AVX-512, fitted to 219 drawn convolutions without
-# groups, none transposed: typically off by 1.46. Operations count channels that fill vectors, elements are
-# those of input and output. With it 219 drawn blocks ran 1.51 times as fast as PyTorch's best layout, without
-# PyTorch's convolution 1.45.
-_X86_FLOPS, _X86_TAP_FLOPS = 180e9, 233e9
-_X86_CONTIGUOUS_ELEMENT, _X86_ELEMENT, _X86_WEIGHT, _X86_CALL = 0.55e-9, 0.29e-9, 4.4e-9, 28e-6
-# Without AVX-512 half of the rates, for vectors of half as many lanes: an estimate.
-_X86_HALVED = torch.backends.cpu.get_cpu_capability() != "AVX512"
-_X86_LANES = 8 if _X86_HALVED else 16
-# Steps are decided by the predictions of the forward pass. Convolutions of one tap and at least eight
-# channels are left to PyTorch where 0.8 of its time is below the library's: steps ran 1.40 times as fast as
-# PyTorch's, 1.36 where none was left.
-_X86_STEP_SHARE, _X86_STEP_CHANNELS = 0.8, 8
 # PyTorch reorders the weights in each call: 0.9 to 1.4 ns a weight on Neoverse V1.
 _REORDERED = 1e-9
 # With gradients PyTorch's convolution is faster for kernels of one tap and samples of many pixels alone.
@@ -92,18 +80,12 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
         return False
     contiguous = format_of(sizes, strides) == torch.contiguous_format
     convolved = description.conv_output_shape(sizes)
-    modelled = mode == "f32" and on_core(False, True)
-    seconds = _x86_seconds(conv, sizes, convolved, contiguous) if modelled else _seconds(conv, mode, sizes)
-    if seconds is None:
+    if chooses_gradients(dtype):
+        return _onednn.leaves_forward(description, sizes, contiguous, threads, gradients)
+    seconds = _seconds(conv, mode, sizes)
+    if seconds is None or (mode == "f32" and math.prod(convolved[2:]) < _MANY_PIXELS):
         return False
-    share = 1 / _MARGIN
-    if modelled:
-        if gradients and not _is_pointwise(conv, _X86_STEP_CHANNELS):
-            return False
-        share = _X86_STEP_SHARE if gradients else 1.0
-    elif mode == "f32" and math.prod(convolved[2:]) < _MANY_PIXELS:
-        return False
-    elif gradients:
+    if gradients:
         return mode == "f32" and _is_pointwise(conv, _WIDE)
     how = (mode, "nchw" if contiguous else "nhwc", "cpu", threads)
     predicted = torch.ops.onepass.predicted_seconds
@@ -113,38 +95,30 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
             tail = predicted(description.tail, convolved, *how)
     except (ValueError, RuntimeError):  # sizes that the block does not take: the operator says so
         return False
-    return share * (2 * CALL + seconds / threads + tail) < whole + CALL
+    return (2 * CALL + seconds / threads + tail) / _MARGIN < whole + CALL
+
+
+def chooses_gradients(dtype: torch.dtype) -> bool:
+    """Whether forward and gradients of a convolution of this type are chosen one by one: f32 on x86."""
+    return dtype is torch.float32 and on_core(False, True)
+
+
+@functools.lru_cache(maxsize=4096)
+def leaves_gradients(conv: str, input: Geometry, threads: int, wanted: tuple[bool, bool]) -> bool:
+    """Whether PyTorch's gradients of a convolution's input and weight are predicted to be faster."""
+    sizes, strides, dtype, _ = input
+    description = describe(conv)
+    assert description.conv is not None
+    if not chooses_gradients(dtype) or 0 in sizes:
+        return False
+    contiguous = format_of(sizes, strides) == torch.contiguous_format
+    return _onednn.leaves_gradients(description.conv, sizes, contiguous, threads, wanted)
 
 
 def _is_pointwise(conv: Conv, channels: int) -> bool:
     """Whether it has one tap, and so many channels on both sides."""
     one_tap = max(conv.kernel) == 1 and max(conv.stride) == 1
     return one_tap and min(conv.in_channels, conv.out_channels) >= channels
-
-
-def _x86_seconds(
-    conv: Conv, sizes: tuple[int, ...], convolved: tuple[int, ...], contiguous: bool
-) -> float | None:
-    """Of PyTorch's convolution in f32 on one core; None where its rates vary too much."""
-    if conv.transposed or conv.groups > 1:
-        return None
-    one_tap = max(conv.kernel) == 1
-    inputs = conv.in_channels if conv.in_channels < 4 else _whole(conv.in_channels)
-    padding = inputs / conv.in_channels * _whole(conv.out_channels) / conv.out_channels
-    element = _X86_CONTIGUOUS_ELEMENT if contiguous or conv.rank == 1 else _X86_ELEMENT
-    rate = (_X86_TAP_FLOPS if one_tap else _X86_FLOPS) / (2 if _X86_HALVED else 1)
-    products = 2 * conv.multiply_adds(sizes) * padding / rate
-    return (
-        products
-        + (math.prod(sizes) + math.prod(convolved)) * element
-        + conv.weights * _X86_WEIGHT
-        + _X86_CALL
-    )
-
-
-def _whole(channels: int) -> int:
-    """Of vectors."""
-    return -(-channels // _X86_LANES) * _X86_LANES
 
 
 def _seconds(conv: Conv, mode: str, sizes: tuple[int, ...]) -> float | None:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onepass import _eager
+from onepass import _cpu, _eager
 from onepass._autograd import Stages, differentiable_again
 from onepass._conv_gradients import conv_gradients_by_torch, has_input_gradient
-from onepass._description import Description, describe
+from onepass._description import Conv, Description, describe
+
+_CONSTANTS = 3  # arguments of the function below that are no tensors
 
 
 def _stages_again(ctx: Any) -> Stages:
@@ -20,7 +22,7 @@ def _stages_again(ctx: Any) -> Stages:
     description = describe(ctx.block)
     if description.conv is None:
         input, _, *parameters = ctx.saved_tensors
-        return ctx.block, lambda x, *own: _eager.run(ctx.block, x, own), [input, *parameters], 2
+        return ctx.block, lambda x, *own: _eager.run(ctx.block, x, own), [input, *parameters], _CONSTANTS
     input, activation, _, weight, *tail_parameters = ctx.saved_tensors
     conv, tail = description.conv, description.tail
     count = description.conv_parameters
@@ -32,7 +34,7 @@ def _stages_again(ctx: Any) -> Stages:
         return _eager.run(tail, convolved, own[count:]) if tail else convolved
 
     bias = (ctx.bias,) if conv.bias else ()
-    return ctx.block, run, [input, weight, *bias, *tail_parameters], 2
+    return ctx.block, run, [input, weight, *bias, *tail_parameters], _CONSTANTS
 
 
 class Differentiable(torch.autograd.Function):
@@ -40,23 +42,37 @@ class Differentiable(torch.autograd.Function):
 
     Saves the input, the parameters, the convolution's output (read instead of computed again) and the
     statistics. `forward` takes ctx: with setup_context a call takes 24 microseconds more.
+    `by_torch`: whether PyTorch convolves; its gradients then are by who is predicted to be faster. None: the
+    library does all it can.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, block: str, out_dtype: torch.dtype | None, input: Tensor, *parameters: Tensor
+        ctx: Any,
+        block: str,
+        out_dtype: torch.dtype | None,
+        by_torch: bool | None,
+        input: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         description = describe(block)
-        ctx.block = block
+        ctx.block, ctx.may_leave = block, by_torch is not None
         if description.conv is None:
             output, statistics = torch.ops.onepass.forward_with_statistics.default(
                 input, parameters, block, out_dtype
             )
             ctx.save_for_backward(input, statistics, *parameters)
             return output
-        output, activation, statistics = torch.ops.onepass.block_forward.default(
-            input, parameters, block, out_dtype
-        )
+        if by_torch:
+            count = description.conv_parameters
+            activation = _eager.convolve(description.conv, input, *parameters[:count])
+            output, statistics = torch.ops.onepass.forward_with_statistics.default(
+                activation, parameters[count:], description.tail, out_dtype
+            )
+        else:
+            output, activation, statistics = torch.ops.onepass.block_forward.default(
+                input, parameters, block, out_dtype
+            )
         # No gradient depends on the convolution's bias: PyTorch does not keep it either. Gradients of
         # gradients do, on the value it has then.
         if description.conv.bias and not torch.compiler.is_compiling():
@@ -70,7 +86,7 @@ class Differentiable(torch.autograd.Function):
     @differentiable_again(_stages_again)
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         description = describe(ctx.block)
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[_CONSTANTS:]
         if description.conv is None:
             input, statistics, *parameters = ctx.saved_tensors
             gradients = torch.ops.onepass.backward.default(
@@ -80,8 +96,10 @@ class Differentiable(torch.autograd.Function):
             saved = list(ctx.saved_tensors)
             if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
                 ctx.maybe_clear_saved_tensors()  # unless the graph is retained
-            gradients = _block_gradients(description, output_gradient, saved, wanted)
-        return None, None, *(gradient if want else None for gradient, want in zip(gradients, wanted))
+            gradients = _block_gradients(description, output_gradient, saved, wanted, ctx.may_leave)
+        return *(None,) * _CONSTANTS, *(
+            gradient if want else None for gradient, want in zip(gradients, wanted)
+        )
 
 
 # From this size on the convolution's output is freed before the convolution's gradients are allocated; below,
@@ -90,14 +108,21 @@ _LARGE_BYTES = 1 << 20
 
 
 def _block_gradients(
-    description: Description, output_gradient: Tensor, saved: list[Tensor], wanted: Sequence[bool]
+    description: Description,
+    output_gradient: Tensor,
+    saved: list[Tensor],
+    wanted: Sequence[bool],
+    may_leave: bool,
 ) -> Sequence[Tensor | None]:
-    """The gradients of the input and of all parameters of a block with a convolution. Empties `saved`."""
+    """The gradients of the input and of all parameters of a block with a convolution. Empties `saved`.
+
+    `may_leave`: PyTorch computes the convolution's where it is predicted to be faster.
+    """
     conv = description.conv
     assert conv is not None
-    by_library = not wanted[0] or has_input_gradient(conv)
+    left = _are_left(conv, saved[0], wanted, may_leave)
     large = not torch.compiler.is_compiling() and saved[1].nbytes >= _LARGE_BYTES
-    if by_library and not large:
+    if not left and not large:
         input, activation, statistics, *parameters = saved
         return torch.ops.onepass.block_backward.default(
             output_gradient, input, activation, parameters, statistics, description.text, wanted
@@ -113,13 +138,23 @@ def _block_gradients(
     saved.clear()
     if not any(conv_wanted):
         conv_gradients: Sequence[Tensor | None] = [None] * count
-    elif by_library:
+    elif left:
+        conv_gradients = conv_gradients_by_torch(conv, gradient.to(input.dtype), input, weight, conv_wanted)
+    else:
         conv_gradients = torch.ops.onepass.block_backward.default(
             gradient, input, nothing, [weight], nothing, conv.text, conv_wanted
         )
-    else:  # no convolution of the library gives the input's gradient
-        conv_gradients = conv_gradients_by_torch(conv, gradient.to(input.dtype), input, weight, conv_wanted)
     return *conv_gradients, *tail_gradients
+
+
+def _are_left(conv: Conv, input: Tensor, wanted: Sequence[bool], may_leave: bool) -> bool:
+    """Whether PyTorch computes the convolution's gradients."""
+    if wanted[0] and not has_input_gradient(conv):
+        return True  # no convolution of the library gives the input's
+    if not may_leave or not (wanted[0] or wanted[1]):
+        return False
+    how = (_cpu.geometry_of(input), torch.get_num_threads(), (wanted[0], wanted[1]))
+    return _cpu.leaves_gradients(conv.text, *how)
 
 
 def _tail_gradients(

@@ -122,13 +122,16 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
+    by_torch = None
     if geometry is not None:
         try:
             apart = _cpu.leaves_convolution(block, geometry, torch.get_num_threads(), differentiate)
         except TypeError:  # symbolic sizes have no hash
             apart = False
-        if apart:
+        chooses = differentiate and same and _cpu.chooses_gradients(dtype)
+        if apart and not chooses:
             return _run_apart(describe(block), input, parameters, out_dtype, site, settled)
+        by_torch = apart if chooses else None
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
@@ -136,7 +139,7 @@ def run_block(
             site.frozen.expect_change(parameters[: describe(block).conv_parameters])
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
-        return applied(Differentiable, (block, out_dtype), (input, *parameters))
+        return applied(Differentiable, (block, out_dtype, by_torch), (input, *parameters))
     if not isinstance(site, str) and site.frozen is not None and same and out_dtype is None:
         kept = _kept_weights(block, input, parameters, site)
         if kept is not None:

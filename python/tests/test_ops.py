@@ -739,4 +739,6 @@ def test_depthwise_convolutions_are_the_librarys() -> None:
     def is_left(input: torch.Tensor, gradients: bool = False) -> bool:
         return _cpu.leaves_convolution(block, _cpu.geometry_of(input), torch.get_num_threads(), gradients)
 
-    assert not (is_left(last) or is_left(last, gradients=True) or is_left(x) or is_left(last.bfloat16()))
+    assert not (is_left(last) or is_left(x) or is_left(last.bfloat16()) or is_left(x, gradients=True))
+    # In a step the tail runs by itself, and oneDNN is faster than the library there.
+    assert is_left(last, gradients=True) is _cpu.on_core(False, True)

@@ -85,7 +85,8 @@ class GemmBoxes final : public WholeBlockKernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return tail_ ? tail_->kernel->numerics() : std::vector<std::string>();
+    return tail_ ? tail_->kernel->numerics()
+                 : notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
@@ -242,7 +243,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   double after = 0;
   if (has_tail) {
     const Problem tail = *tail_after_convolution(problem);
-    after = tail_row(tail)->seconds(tail, {});
+    after = values_factor(tail) * tail_row(tail)->seconds(tail, {});
   }
   // Below the highest clock: 1.7 of 1.98 GHz.
   return 6e-6 + 1.2 * packed / cost.gpu.bytes_per_second +

@@ -234,7 +234,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
                         weights + static_cast<double>(numbers.weight_bytes());
   // Below the highest clock: 1.7 of 1.98 GHz.
   return (guards ? 8e-6 : 3e-6) + 1.2 * packed / cost.gpu.bytes_per_second +
-         numbers.clocks / cost.clock(0.86) + tail_row(tail)->seconds(tail, {});
+         numbers.clocks / cost.clock(0.86) + values_factor(tail) * tail_row(tail)->seconds(tail, {});
 }
 
 }  // namespace

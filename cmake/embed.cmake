@@ -2,8 +2,8 @@
 #   cmake -D OUTPUT=FILE -D FOLDER=PATH -D FILES=PATH,... -P embed.cmake
 #
 # A file below FOLDER is named by its path there, any other by its name: so kernels include it.
-# Each text is a row of raw string literals: compilers limit the length of one. Their suffix gives the length,
-# which the compiler would count at the expense of its limit of constant operations.
+# Each text is a row of raw string literals: compilers limit the length of one. The suffix says how long it is:
+# else the compiler counts a million characters one by one, and gives up.
 set(piece_bytes 8000)
 set(delimiter onepass)
 
@@ -25,7 +25,7 @@ foreach(path IN LISTS paths)
   string(APPEND rows "    {\"${name}\",\n")
   foreach(begin RANGE 0 ${bytes} ${piece_bytes})
     string(SUBSTRING "${text}" ${begin} ${piece_bytes} piece)
-    string(APPEND rows "R\"${delimiter}(${piece})${delimiter}\"sv\n")
+    string(APPEND rows "R\"${delimiter}(${piece})${delimiter}\"\n")
   endforeach()
   string(APPEND rows "\"\"sv},\n")
 endforeach()

@@ -274,6 +274,7 @@ const std::vector<Kernel>& kernels() {
       {"gemm_boxes", "conv2d(512,320,k=1) | channel_mul | residual_add @ 8x512x33x35 f16 nhwc", tuned},
       {"gemm_boxes", "conv2d(80,48,k=3,s=2,p=1) | relu @ 16x80x57x55 bf16 nhwc", tuned},
       {"gemm_boxes", "conv3d(24,40,k=3,p=1) | group_norm(8) | silu @ 2x24x17x33x35 bf16 nhwc", tuned},
+      {"gemm_boxes", "conv2d(256,256,k=3,p=1) | relu | group_norm(32) | silu @ 8x256x64x64 bf16 nhwc", tuned},
       {"gemm_boxes", "conv1d(128,128,k=7,d=16) | relu @ 8x128x4000 bf16 nhwc", tuned},
       {"gemm_boxes", "conv_transpose2d(128,64,k=2,s=2) | swish @ 8x128x32x32 bf16 nhwc", tuned},
       // In groups.

@@ -122,6 +122,7 @@ TEST_F(Gemm, AgreesWithTheReferenceByBoxes) {
                       .seed = 1700 + static_cast<uint64_t>(index)};
     std::string errors = forward_errors(problem, row, check, stream);
     if (errors.empty() && index % 3 == 0) errors = not_finite_errors(problem, row, stream);
+    // Of problems without values of each sample besides x.
     if (errors.empty() && index % 4 == 1) errors = other_bits(problem, row, 5, stream);
     return errors;
   });

@@ -67,7 +67,8 @@ std::vector<int64_t> thin_gradients_in_turn(int64_t count, int64_t turn);
 // channels and tensors, means, strides, classes of transposed ones.
 std::vector<Problem> grouped_problems(const Device& device);
 // For gemm_boxes: boxes whose rows are neighbours and 8 x 8 positions, of several samples, taps in one window
-// and in windows of their own, strides, dilation, classes, chunks of 16, 32 and 64 channels, whole and not.
+// and in windows of their own, strides, dilation, classes, chunks of 16, 32 and 64 channels, whole and not;
+// values that wait in registers for moments of slabs of one channel, of a part of eight, of tiles and more.
 std::vector<Problem> box_problems(const Device& device);
 // Few inputs a group, for the row "narrow": depthwise, groups of a few, one group; both orders, strides,
 // dilation, classes of transposed ones; chunks of inputs, a tile's channels and a part of them.

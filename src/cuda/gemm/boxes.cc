@@ -85,7 +85,8 @@ class GemmBoxes final : public WholeBlockKernel {
   }
 
   std::vector<std::string> numerics() const override {
-    return tail_ ? tail_->kernel->numerics() : std::vector<std::string>();
+    return tail_ ? tail_->kernel->numerics()
+                 : notes_of_chains(problem_.block, bits_of(problem_, problem_.output.dtype));
   }
 
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
@@ -155,6 +156,7 @@ class GemmBoxes final : public WholeBlockKernel {
             .add("x_stages", n.x_stages, "weight_stages", n.weight_stages)
             .add("swizzle", n.swizzle())
             .flag("guards", false, "held", n.held)
+            .flag("classes_apart", false)
             .add("piece_bytes", n.piece_bytes, "shared_bytes", n.shared_bytes())
             .add("value_stride_n", values.strides[0], "value_stride_c", values.strides[1])
             .add("value_stride0", ThinShape::spatial_stride(values, 0), "value_stride1",
@@ -242,7 +244,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
   double after = 0;
   if (has_tail) {
     const Problem tail = *tail_after_convolution(problem);
-    after = tail_row(tail)->seconds(tail, {});
+    after = values_factor(tail) * tail_row(tail)->seconds(tail, {});
   }
   // Below the highest clock: 1.7 of 1.98 GHz.
   return 6e-6 + 1.2 * packed / cost.gpu.bytes_per_second +

@@ -288,7 +288,7 @@ double seconds(const Problem& problem, const PlanOptions&) {
     product = std::max(product, values * apart / (0.34 * cost.gpu.bytes_per_second));
   }
   return (guards ? 8e-6 : 3e-6) + 1.2 * packed / cost.gpu.bytes_per_second + product +
-         tail_row(tail)->seconds(tail, {});
+         values_factor(tail) * tail_row(tail)->seconds(tail, {});
 }
 
 }  // namespace

@@ -166,6 +166,9 @@ constexpr BackwardStrategy tail_backward_strategy(std::string_view name) {
 // Null where none takes it.
 const Strategy* tail_row(const Problem& tail);
 
+// Its prediction for 8 samples; 0 where none takes it.
+double tail_seconds_of_eight(const Problem& tail);
+
 // That row's kernel, or the next one's where it cannot be compiled.
 struct BuiltTail {
   std::string row;

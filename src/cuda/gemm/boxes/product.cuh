@@ -51,6 +51,7 @@ struct BoxesGemm {
   using Rows = PackedGemmGeometry<C, Numbers>;  // of weights: columns of the product
   using Product = typename Numbers::Product;
   using Output = typename Tail::Output;
+  using Chain = typename Tail::After;
   static constexpr int columns = Numbers::tile_channels;
   static constexpr int sums = columns / 2;
   static constexpr int products = Numbers::products;  // of 64 rows, of a warpgroup
@@ -304,6 +305,26 @@ struct BoxesGemm {
         }
       }
       const int64 of_row = Rows::value_offset(own);
+      const auto index = [&](int i, int h) {
+        return static_cast<int64>(n[i][h]) * Numbers::value_stride_n + offset[i][h] + of_row;
+      };
+      // All rows' at once: one after the other each would be waited for.
+      typename Chain::template Tensors<8> tensors[products][2];
+      if constexpr (direct) {
+        const auto load = [&](const auto& from) {
+#pragma unroll
+          for (int i = 0; i < products; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+              if (exists && offset[i][h] >= 0) tensors[i][h].load(from, index(i, h));
+          }
+        };
+        if (operands.aligned == aligned_tensors()) {
+          load(AlignedOperands{p.parameter});
+        } else {
+          load(operands);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < products; ++i) {
 #pragma unroll
@@ -316,21 +337,19 @@ struct BoxesGemm {
           }
           boxes::transpose_quad(v, lane % 4);
           if (!exists || offset[i][h] < 0) continue;
-          const int64 index = static_cast<int64>(n[i][h]) * Numbers::value_stride_n + offset[i][h] + of_row;
 #pragma unroll
           for (int k = 0; k < 8; ++k) v[k] = held ? fmaf(v[k], scale[k], bias[k]) : v[k] + bias[k];
-          store_eight(v, n[i][h], channel, index, operands);
+          store_eight(v, tensors[i][h], n[i][h], channel, index(i, h), operands);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void store_eight(float (&v)[8], int n, int channel, int64 index,
+  __device__ __forceinline__ void store_eight(float (&v)[8],
+                                              const typename Chain::template Tensors<8>& tensors, int n,
+                                              int channel, int64 index,
                                               const boxes::Operands& operands) const {
     if constexpr (direct) {
-      using Chain = typename Tail::After;
-      typename Chain::template Tensors<8> tensors;
-      tensors.load(operands, index);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         ChannelValues<Chain, 1> values;
@@ -347,6 +366,13 @@ struct BoxesGemm {
     }
   }
 
+  // All bits of aligned_bits.
+  static constexpr __device__ uint64 aligned_tensors() {
+    uint64 bits = uint64{1} << aligned_output;
+    for (int i = 0; i < Tail::parameters && i < aligned_gradient - aligned_parameter; ++i)
+      bits |= uint64{1} << (aligned_parameter + i);
+    return bits;
+  }
   // Which tensors lie on 16 bytes (AlignedBit).
   __device__ __forceinline__ uint64 aligned_bits() const {
     uint64 bits = static_cast<uint64>(reinterpret_cast<uint64>(p.output) % 16 == 0) << aligned_output;

@@ -74,10 +74,14 @@ class TailStreamed final : public Kernel {
     // H200: 1.63, 1.62 and 1.67 times a copy on the tails of s60, s19 and s61, 1.25 to 1.41 for s27's single
     // pass.
     const bool again = shape.parts.norm && !shape.parts.mean_follows_norm();
-    // A mean reads twice what it moves at least: 2.8 to 5 times that. Channels last: 1.9 to 2.1 (2026-11-19).
+    // A mean reads twice what it moves at least: 2.8 to 5 times that. Channels last: 2.1, means 3 to 10
+    // (2026-11-19).
     double times = again ? (shape.parts.mean ? 3.0 : 1.63) : 1.3;
-    if (again && shape.order == Order::interleaved) times = shape.parts.mean ? 3.3 : 1.95;
-    return (again ? 16e-6 : 8e-6) + times * bytes / gpu.bytes_per_second;
+    if (again && shape.order == Order::interleaved) times = shape.parts.mean ? 6.0 : 2.1;
+    // A slab of 30 elements takes 1.7 ns, of 400 to 1600 3 ns and more besides.
+    const double of_slab = again && shape.order == Order::planar ? 2.5e-9 : 0;
+    return (again ? 16e-6 : 8e-6) + of_slab * static_cast<double>(shape.slabs()) +
+           times * bytes / gpu.bytes_per_second;
   }
 
   explicit TailStreamed(const Problem& problem)

@@ -30,7 +30,7 @@ struct Numbers : StripNumbers {
     gradient_bytes = shape.parts.mean ? 0 : static_cast<int>(byte_size(problem.output_gradient.dtype));
     const double elements = static_cast<double>(shape.elements().value());
     moved = elements > 0 ? backward_bytes(problem, shape) / elements : 0;
-    of_element = 35 + instructions_of_gradient(shape.parts, input_bytes == 2 ? 16 : 32);
+    of_element = 30 + 0.6 * instructions_of_gradient(shape.parts, input_bytes == 2 ? 16 : 32);
     // Registers of a thread: 80 where vectors have four channels, else 128.
     threads_of_multiprocessor = shape.width > 4 || shape.parts.has_operands() ? 512 : 768;
     *this = best_strips(*this, shape, gpu_of(problem.forward.device));

@@ -6,6 +6,7 @@
 
 #include "gpu/pool.h"
 #include "onepass/onepass.h"
+#include "plan/strategy.h"
 #include "support/cases.h"
 #include "support/random_problem.h"
 
@@ -58,6 +59,9 @@ TEST_F(Backward, AgreesWithTheReferenceOnLargeTails) {
            "hardswish | group_norm(4) | mean @ 5x16x13x29x29",
            "swish | group_norm(4) | hardswish @ 1x16x31x63x63 bf16",
            "gelu | group_norm(8) @ 1x64x130x130 f16 nhwc",
+           // Several samples of a cluster, whose vectors take turns in its memory.
+           "mish | group_norm(8) | gelu @ 7x64x60x61 f16 nhwc",
+           "softplus | group_norm(16) | channel_mul | elu @ 9x64x30x31 nhwc",
            "relu | group_norm(8) @ 1x128x34x34x34 bf16",
            "hardswish | group_norm(4) | mean @ 9x16x13x29x29 bf16 nhwc",
            "hardswish | group_norm(4) | mean @ 700x16x5x5",
@@ -154,6 +158,42 @@ TEST_F(Backward, ComputesAnySubsetOfTheGradients) {
   try_all(std::ssize(subsets), [&](int64_t index, const GpuStream& stream) {
     return backward_errors(subsets[static_cast<size_t>(index)],
                            {.placements = {Placement::elements}, .seed = 4}, stream);
+  });
+}
+
+// The input's gradient of the last sample, beside others and alone: every row that takes the tail.
+TEST_F(Backward, ASampleHasTheBitsItHasAlone) {
+  struct Item {
+    Problem problem;
+    std::string row;
+  };
+  std::vector<Item> items;
+  for (const char* const text :
+       {"swish | group_norm(4) | gelu @ 37x16x9x12", "mish | group_norm(4) | tanh @ 33x32x31x36 bf16 nhwc",
+        "gelu | group_norm(8) | swish | mean @ 21x64x12x12 f16 nhwc"}) {
+    const Problem problem = Problem::parse(text, gpu);
+    for (const BackwardStrategy* row : backward_strategies(Device::Kind::cuda)) {
+      if (row->refusal(BackwardProblem(problem)).empty()) items.push_back({problem, std::string(row->name)});
+    }
+  }
+  try_all(std::ssize(items), [&](int64_t index, const GpuStream& stream) {
+    const auto& [problem, row] = items[static_cast<size_t>(index)];
+    const int64_t batch = problem.input.sizes[0];
+    Problem single = problem;
+    single.input.sizes[0] = single.output.sizes[0] = 1;
+    const BackwardProblem together(problem), alone(single);
+    const BackwardOperands operands = random_backward_operands(together, Distribution::normal, 6);
+    const auto last = [batch](const std::vector<double>& values) {
+      return std::vector<double>(values.end() - std::ssize(values) / batch, values.end());
+    };
+    const BackwardOperands own{{last(operands.forward.input), operands.forward.parameters},
+                               last(operands.output_gradient)};
+    const Place place(stream, Placement::vectors);
+    const PlanOptions forward{"tail_streamed", ""};
+    const auto of_all = run(plan_backward(together, {row, ""}), operands, place, forward).gradients.at(0);
+    const auto of_one = run(plan_backward(alone, {row, ""}), own, place, forward).gradients.at(0);
+    if (same_bits({last(of_all)}, {of_one})) return std::string();
+    return row + " gives other bits beside others: " + problem.text();
   });
 }
 

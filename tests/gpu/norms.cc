@@ -235,6 +235,8 @@ TEST_F(Norms, ASampleHasTheBitsItHasAlone) {
       "relu | group_norm(8) | swish @ 9x64x33x35 nhwc",
       "group_norm(1) | relu @ 9x3x7x7",
       "hardswish | group_norm(4) | mean @ 40x16x13x29x28",
+      "relu | group_norm(8) | swish | mean @ 70x16x9x12",
+      "mish | group_norm(4) | gelu | mean @ 9x64x33x35 bf16 nhwc",
       "conv2d(3,16,k=3,p=1) | swish | group_norm(4) | silu @ 70x3x40x44 tf32",
       "conv2d(3,24,k=3,p=1) | gelu | group_norm(6) @ 33x3x40x44 bf16 nhwc",
       "conv_transpose3d(3,16,k=3,s=2,p=1) | swish | group_norm(4) | hardswish @ 37x3x6x10x12 tf32",

@@ -1,7 +1,7 @@
 // The pointwise stages on a GPU: the formulas of pointwise.def over the functions below, in f32.
 //
-// Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
-// within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
+// Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are within some
+// ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
 // to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
 // normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
 // rounded to less on its way (gemm_pingpong.cuh in tf32).
@@ -115,6 +115,63 @@ __device__ __forceinline__ float ramp(float x) { return __saturatef(fmaf(x, 1.0f
 #undef normal_cdf
 #undef sigmoid
 #undef K
+
+// a / b within an ulp, of b between 1 and 1e30: 4 instructions, where a division is 8 and a branch.
+__device__ __forceinline__ float quotient(float a, float b) {
+  const float r = reciprocal_fast(b);
+  const float q = a * r;
+  return fmaf(fmaf(-q, b, a), r, q);
+}
+
+// The formulas of the table with such quotients: three divisions and their branches were most of a gradient.
+struct ShortMish {
+  static __device__ __forceinline__ float value(float x, float, float, float) {
+    const float e = exp(minimum(x, 20.0f));
+    const float n = e * (e + 2.0f);
+    return where_positive(x - 20.0f, x, x * quotient(n, n + 2.0f));
+  }
+  static __device__ __forceinline__ float gradient(float x, float, float, float, float g) {
+    const float e = exp(minimum(x, 20.0f));
+    const float n = e * (e + 2.0f);
+    const float r = quotient(2.0f, n + 2.0f);
+    const float inner = fmaf(x * quotient(e, e + 1.0f), 2.0f - r, 0.5f * n) * r;
+    return g * where_positive(x - 20.0f, 1.0f + x * 0.0f, inner);
+  }
+  static __device__ __forceinline__ float argument_gradient(float, float, float, float, float) {
+    return 0.0f;
+  }
+};
+template <>
+struct mish_stage<16> : ShortMish {};
+template <>
+struct mish_stage<32> : ShortMish {};
+
+// softplus(x) = max(x, 0) + log1p(e), e = e^-|x|, with log1p(e) = 2 atanh(t) of t = e / (2 + e), at most 1/3:
+// its series ends 1e-8 before the sum. Beyond 20 the second part rounds away.
+template <int Bits>
+struct ShortSoftplus {
+  static __device__ __forceinline__ float value(float x, float, float, float) {
+    const float e = exp(-fabsf(x));
+    const float t = quotient(e, 2.0f + e);
+    const float u = t * t;
+    float p = fmaf(u, 1.0f / 13.0f, 1.0f / 11.0f);
+    p = fmaf(p, u, 1.0f / 9.0f);
+    p = fmaf(p, u, 1.0f / 7.0f);
+    p = fmaf(p, u, 1.0f / 5.0f);
+    p = fmaf(p, u, 1.0f / 3.0f);
+    return maximum(x, 0.0f) + fmaf(2.0f * t * u, p, 2.0f * t);
+  }
+  static __device__ __forceinline__ float gradient(float x, float, float, float, float g) {
+    return where_positive(x - 20.0f, g, g * sigmoid<Bits>(x));
+  }
+  static __device__ __forceinline__ float argument_gradient(float, float, float, float, float) {
+    return 0.0f;
+  }
+};
+template <>
+struct softplus_stage<16> : ShortSoftplus<16> {};
+template <>
+struct softplus_stage<32> : ShortSoftplus<32> {};
 
 // A stage's input x, given as t = scale x + shift with a scale above 0: what gradients may do with it. All
 // but the comparisons is done at compile time.

@@ -57,7 +57,10 @@ class TailResident final : public SlabKernel<TailResident, ResidentNumbers> {
     const double bytes = static_cast<double>(shape.elements()) * static_cast<double>(shape.element_bytes);
     // H200, times a copy: clusters wait for each other, 2.8 to 3.7.
     const double factor = numbers_of<ResidentNumbers>(problem)->blocks > 1 ? 3.0 : 1.4;
-    return 4e-6 + factor * bytes / gpu_of(problem.device).bytes_per_second;
+    // Blocks begin at this rate: 2 million slabs of 30 elements took 21 times the floor (2026-11-19).
+    constexpr double of_block = 1.2e-9;
+    return 4e-6 + of_block * static_cast<double>(shape.slabs()) +
+           factor * bytes / gpu_of(problem.device).bytes_per_second;
   }
 
   explicit TailResident(const Problem& problem) : SlabKernel(problem, TailShape::by_slabs(problem)) {

@@ -32,7 +32,15 @@ void take_by_warps(StreamNumbers& numbers, const TailShape& shape) {
 // small and many, a block takes a whole one, each warp rows of its own: no barrier is between their loads.
 StreamNumbers numbers_of(const TailShape& shape, const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
-  StreamNumbers numbers(shape, byte_size(problem.input.dtype), gpu);
+  const int64_t input_bytes = byte_size(problem.input.dtype);
+  StreamNumbers numbers(shape, input_bytes, gpu);
+  // Samples of many channels and positions in strips: a wave of them stays in the second-level cache, and a
+  // block merges few parts.
+  constexpr int64_t most_parts = 8192;
+  if (shape.order == Order::interleaved && numbers.pieces > 1 &&
+      numbers.strip_channels * numbers.pieces > most_parts) {
+    numbers = StreamNumbers(shape, input_bytes, gpu, StreamNumbers::Units::strips);
+  }
   take_by_warps(numbers, shape);
   constexpr int64_t most_elements = 1 << 18;
   constexpr int64_t most_warps = 8;
@@ -66,7 +74,14 @@ class TailStreamed final : public Kernel {
     // H200: 1.63, 1.62 and 1.67 times a copy on the tails of s60, s19 and s61, 1.25 to 1.41 for s27's single
     // pass.
     const bool again = shape.parts.norm && !shape.parts.mean_follows_norm();
-    return (again ? 16e-6 : 8e-6) + (again ? 1.63 : 1.3) * bytes / gpu.bytes_per_second;
+    // A mean reads twice what it moves at least: 2.8 to 5 times that. Channels last: 2.1, means 3 to 10
+    // (2026-11-19).
+    double times = again ? (shape.parts.mean ? 3.0 : 1.63) : 1.3;
+    if (again && shape.order == Order::interleaved) times = shape.parts.mean ? 6.0 : 2.1;
+    // A slab of 30 elements takes 1.7 ns, of 400 to 1600 3 ns and more besides.
+    const double of_slab = again && shape.order == Order::planar ? 2.5e-9 : 0;
+    return (again ? 16e-6 : 8e-6) + of_slab * static_cast<double>(shape.slabs()) +
+           times * bytes / gpu.bytes_per_second;
   }
 
   explicit TailStreamed(const Problem& problem)

@@ -17,8 +17,9 @@ struct Numbers : StripNumbers {
   int at_once = 2;  // vectors of a thread that are written together
   int threads_of_multiprocessor = 1024;
   bool mean = false;
-  int input_bytes = 0;  // of an element
-  double moved = 0;     // bytes of an element, through memory
+  int input_bytes = 0;    // of an element
+  double moved = 0;       // bytes of an element, through memory
+  double of_element = 0;  // instructions
   static constexpr bool waits() { return true; }
 
   explicit Numbers(const Problem& problem) {
@@ -27,6 +28,7 @@ struct Numbers : StripNumbers {
     input_bytes = static_cast<int>(byte_size(problem.input.dtype));
     const int64_t again = before_bytes(problem, shape);
     moved = static_cast<double>(shape.element_bytes + again);
+    of_element = 10 + instructions_of_value(shape.parts, byte_size(problem.output.dtype) == 2 ? 16 : 32);
     // What stages after the norm read is loaded for all of them before it is used.
     for (const TailParts::Stage& stage : shape.parts.after) {
       if (argument_kind(stage.pointwise.op) == ArgumentKind::tensor) at_once = 4;
@@ -64,7 +66,7 @@ struct Numbers : StripNumbers {
     const int per_multiprocessor = resident(gpu);
     const double rounds = std::ceil(units / clusters(gpu, per_multiprocessor));
     // Instructions of a multiprocessor's threads in a round. Fewer threads than these do not keep it busy.
-    constexpr double of_element = 15, of_vector = 20, of_thread = 400, least_threads = 768;
+    constexpr double of_vector = 20, of_thread = 400, least_threads = 768;
     const double here = std::min<double>(per_multiprocessor, std::ceil(units * blocks / gpu.multiprocessors));
     const double work = std::max(here * threads, least_threads) *
                         (vectors * (of_element * width + of_vector) + of_thread) /

@@ -211,6 +211,46 @@ void Alignment::add(int bit, const TensorSpec& spec, const void* pointer) {
   all_ &= aligned;
 }
 
+namespace {
+
+// Of a stage: its value, or its gradient.
+double instructions_of(Op op, int bits) {
+  switch (op) {
+    case Op::sigmoid:
+    case Op::swish:
+      return bits == 16 ? 5 : 7;
+    case Op::gelu:
+    case Op::gelu_tanh:
+      return bits == 16 ? 12 : 20;
+    case Op::tanh:
+    case Op::elu:
+      return 22;
+    case Op::mish:
+      return 28;
+    case Op::softplus:
+      return 26;
+    default:
+      return 2;
+  }
+}
+
+double instructions_of(const std::vector<TailParts::Stage>& stages, int bits) {
+  double sum = 0;
+  for (const TailParts::Stage& stage : stages) sum += instructions_of(stage.pointwise.op, bits);
+  return sum;
+}
+
+}  // namespace
+
+double instructions_of_value(const TailParts& parts, int bits) {
+  return 2 * instructions_of(parts.before, bits) + instructions_of(parts.after, bits);
+}
+
+double instructions_of_gradient(const TailParts& parts, int bits) {
+  const double again = bits == 16 ? 2 : 1;  // dz is computed in both parts
+  return 3 * instructions_of(parts.before, bits) + again * instructions_of(parts.after, bits);
+}
+
 double backward_bytes(const BackwardProblem& problem, const TailShape& shape) {
   int64_t bytes = byte_size(problem.forward.input.dtype) + byte_size(problem.input_gradient.dtype);
   if (!shape.parts.mean) bytes += byte_size(problem.output_gradient.dtype);
@@ -290,6 +330,13 @@ StreamNumbers::StreamNumbers(const TailShape& shape, int64_t bytes_of_element, c
     piece_positions =
         std::max<int64_t>(16 * (threads / team), tiles_of_piece * tile_elements / strip_channels);
     pieces = divide_up(shape.spatial, piece_positions);
+    // One block merges what all pieces of a unit leave: 470,000 parts of 60 MB took 32 times the floor.
+    constexpr int64_t most_parts = 16384, least_pieces = 64;
+    const int64_t most_pieces = std::max(least_pieces, most_parts / strip_channels);
+    if (pieces > most_pieces) {
+      piece_positions = divide_up(shape.spatial, most_pieces);
+      pieces = divide_up(shape.spatial, piece_positions);
+    }
     // Where both passes read one tensor of 16 bits, twice as many loads in flight: s60, s19, s61 and s27 take
     // 0.83, 0.85, 0.86 and 0.82 of the time. With dy beside it s60 would spill.
     if (width >= 8 && bytes_of_element <= 2) vectors_in_flight = 4;

@@ -182,6 +182,11 @@ std::optional<Problem> tail_after_convolution(const Problem& problem);
 // How that output lies between the two.
 Layout layout_of_values(const Problem& problem);
 
+// Instructions that the chains take for an element in a kernel that computes the before-chain twice, or, with
+// gradients, once more and its derivative. Rough: they tell costly chains from others.
+double instructions_of_value(const TailParts& parts, int bits);
+double instructions_of_gradient(const TailParts& parts, int bits);
+
 // Regions of a workspace, each aligned to 256 bytes.
 struct Region {
   Number begin;

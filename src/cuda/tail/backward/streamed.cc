@@ -25,8 +25,12 @@ class TailBackward final : public TailGradientKernel {
     const bool wide = byte_size(problem.forward.input.dtype) == 4;
     double times = 1.1;
     if (shape.parts.norm != nullptr) times = shape.parts.mean ? (wide ? 1.9 : 2.7) : (wide ? 1.75 : 1.85);
-    if (shape.order == Order::interleaved) times *= 1.15;
-    const double memory = times * backward_bytes(problem, shape) / gpu.bytes_per_second;
+    if (shape.order == Order::interleaved) times *= 1.25;
+    // Costly chains decide: mish and gelu of f16 take 3.3 times the floor. Dz is computed in both passes.
+    const double instructions = 50 + instructions_of_gradient(shape.parts, 16);
+    const double arithmetic = static_cast<double>(shape.elements().value()) * instructions /
+                              (gpu.multiprocessors * gpu.lanes() * gpu.clock());
+    const double memory = std::max(arithmetic, times * backward_bytes(problem, shape) / gpu.bytes_per_second);
     // A ticket takes this long whatever it moves, and then each byte of its input: 3.2 us for slabs of 528
     // elements in f32, 4.2 of 1280, 5.2 of 3136 (H200, 2026-11-17).
     constexpr double of_ticket = 3e-6, launch = 6e-6;

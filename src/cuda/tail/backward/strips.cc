@@ -18,6 +18,7 @@ struct Numbers : StripNumbers {
   int first_sums = 0, before_sums = 0;      // of a row, by part
   bool has_sums = false;                    // gradients of weights are wanted
   double moved = 0;                         // bytes of an element, through memory
+  double of_element = 0;                    // instructions
 
   explicit Numbers(const BackwardProblem& problem) {
     const TailShape shape = backward_shape(problem);
@@ -29,6 +30,7 @@ struct Numbers : StripNumbers {
     gradient_bytes = shape.parts.mean ? 0 : static_cast<int>(byte_size(problem.output_gradient.dtype));
     const double elements = static_cast<double>(shape.elements().value());
     moved = elements > 0 ? backward_bytes(problem, shape) / elements : 0;
+    of_element = 30 + 0.6 * instructions_of_gradient(shape.parts, input_bytes == 2 ? 16 : 32);
     // Registers of a thread: 80 where vectors have four channels, else 128.
     threads_of_multiprocessor = shape.width > 4 || shape.parts.has_operands() ? 512 : 768;
     *this = best_strips(*this, shape, gpu_of(problem.forward.device));
@@ -69,19 +71,21 @@ struct Numbers : StripNumbers {
     const int per_multiprocessor = resident(gpu);
     const double rounds = std::ceil(units / clusters(gpu, per_multiprocessor));
     // Instructions of a multiprocessor's threads in a round. Fewer threads than these do not keep it busy.
-    constexpr double of_element = 40, of_vector = 40, of_thread = 800, least_threads = 384;
+    constexpr double of_vector = 40, of_thread = 800, least_threads = 384;
     const double here = std::min<double>(per_multiprocessor, std::ceil(units * blocks / gpu.multiprocessors));
     const double work = std::max(here * threads, least_threads) *
                         (vectors * (of_element * width + of_vector) + of_thread) /
                         (gpu.lanes() * gpu.clock());
-    const double wait = blocks > 1 ? 3.5e-6 : 2.5e-6;
+    const double wait = blocks > 1 ? 4e-6 : 3e-6;
+    // A cluster begins when all of its blocks have room. 16 blocks: 1.4 to 2 times what their work takes.
+    const double gaps = (rounds - 1) * (blocks > 1 ? 3e-7 * blocks : 0);
     const double bytes = static_cast<double>(batch * shape.channels * shape.spatial) * moved;
     // Half of the multiprocessors reach the rate of all.
     const double used = std::min(1.0, 2 * units * blocks / gpu.multiprocessors);
     constexpr double of_copy = 1.25, launch = 6e-6;
     const double element = gradient_bytes > 0 ? std::min(input_bytes, gradient_bytes) : input_bytes;
     const double memory = of_copy * waste(shape, element) * bytes / (gpu.bytes_per_second * used);
-    return launch + std::max(rounds * (wait + work), memory + rounds * wait / per_multiprocessor);
+    return launch + gaps + std::max(rounds * (wait + work), memory + rounds * wait / per_multiprocessor);
   }
 };
 
@@ -115,12 +119,14 @@ class TailBackwardStrips final : public TailGradientKernel {
         numbers_(*numbers_of<Numbers>(problem)),
         function_(source(), problem.forward.device, launch_numbers()) {
     // A few waves of clusters, so that the last one is a small part: more of them leave more sums for the
-    // last one to add up, and each waits for its first sample.
+    // last one to add up, and each waits for its first sample. With few blocks a multiprocessor that wait is
+    // not hidden: they have three samples at least.
     constexpr double waves = 4;
     const Gpu& gpu = gpu_of(problem.forward.device);
     const auto most = static_cast<int64_t>(std::max(
         1.0, waves * numbers_.clusters(gpu, numbers_.resident(gpu)) / static_cast<double>(strips())));
-    samples_ = maximum(1, divide_up(shape_.batch, most)).called("samples_of_cluster");
+    const Number least = numbers_.resident(gpu) <= 2 ? minimum(3, shape_.batch) : Number(1);
+    samples_ = maximum(maximum(1, least), divide_up(shape_.batch, most)).called("samples_of_cluster");
     segments_ = maximum(1, divide_up(shape_.batch, samples_)).called("segments");
     if (!has_sums_) return;
     control_ = regions_.add(strips() * 4);

@@ -141,6 +141,12 @@ struct f16 {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
   }
+  // x y + z of pairs, rounded once.
+  static __device__ __forceinline__ uint32 multiply_add(uint32 x, uint32 y, uint32 z) {
+    uint32 bits;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
+    return bits;
+  }
 };
 
 // One element at an index.
@@ -540,10 +546,12 @@ struct PingpongPackParameters {
   const void* weights;
   void* packed;
   float* scales;
-  uint32* only;
+  float* sums;  // of each channel's magnitudes; NaN where a weight is not finite
   int64 batch;
   const void* input;
   void* map;
+  void* cleared;  // set to zero
+  int64 cleared_bytes;
 };
 
 // The row "gemm_pingpong".
@@ -556,8 +564,10 @@ struct PingpongParameters {
   uint32* only;       // zero: a redo mark for each sample, then one for all (RedoWord)
   uint32* guard;      // zero: bits of the largest magnitude that each converting warp saw
   const void* packed;
-  const float* scales;
+  float* scales;  // factor of each channel's sums, then room for the largest of `sums`
+  const float* sums;
   int64 batch;
+  const void* input;
   const void* map;  // the tensor map of x
   const void* parameter[Count > 0 ? Count : 1];
 };
@@ -2181,9 +2191,13 @@ struct GemmPack {
         scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
       if (threadIdx.x == 0) {
         p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
-        // Sums are positive: their bits are in order.
-        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
-        if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+        if constexpr (is_same<Parameters, PingpongPackParameters>) {
+          p.sums[first + k] = finite ? sum[k] : __uint_as_float(0x7fffffffu);
+        } else {
+          // Sums are positive: their bits are in order.
+          atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
+          if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+        }
       }
     }
     constexpr int joints = (taps + Numbers::joint_taps - 1) / Numbers::joint_taps;
@@ -2235,8 +2249,8 @@ struct GemmPack {
 }  // namespace onepass
 
 // --------------------------------------------------------------------------------------------------
-// The launch before the ping-pong kernel: packs weights and builds the tensor map of x for bulk copies of
-// boxes.
+// The launch before the ping-pong kernel: packs weights, builds the tensor map of x for bulk copies of boxes,
+// and clears memory.
 
 namespace onepass::pingpong {
 
@@ -2247,7 +2261,7 @@ struct TensorMap {
     uint32 word[32];
   };
 
-  // By one warp. Copies need x on 16 bytes; where it is not, all samples are marked to be done again.
+  // By one warp. Copies need x on 16 bytes; where it is not, all samples are computed again.
   static __device__ __forceinline__ void build(const PingpongPackParameters& p) {
 #if __CUDA_ARCH__ >= 900
     const uint64 input = reinterpret_cast<uint64>(p.input) & ~uint64{15};
@@ -2283,8 +2297,6 @@ struct TensorMap {
     }
     __syncwarp();
     static_cast<uint32*>(p.map)[lane] = map.word[lane];
-    if (lane == 0 && reinterpret_cast<uint64>(p.input) % 16 != 0)
-      atomicMax(p.only + batch, static_cast<uint32>(redo_all));
 #endif
   }
 
@@ -2318,8 +2330,19 @@ struct Pack {
   unsigned char* staged;  // weights
 
   __device__ __forceinline__ void run() const {
+    allow_kernel_after();
+    clear();
     GemmPack<C, Numbers, Parameters>{p, staged}.run();
     if (blockIdx.x == 0 && threadIdx.x < 32) TensorMap<C, typename Tail::Input, Numbers>::build(p);
+  }
+
+ private:
+  // No other block writes to this memory.
+  __device__ __forceinline__ void clear() const {
+    auto* const to = static_cast<uint4*>(p.cleared);
+    for (int64 i = int64{blockIdx.x} * blockDim.x + threadIdx.x; i < p.cleared_bytes / 16;
+         i += int64{gridDim.x} * blockDim.x)
+      to[i] = uint4{0, 0, 0, 0};
   }
 };
 
@@ -2592,6 +2615,7 @@ struct Exchange {
   // --- By a merger ---
   // Slabs of few parts take few lanes, so that a team waits only for its own slab.
   __device__ __forceinline__ void run() const {
+    judge_operands();
     const int lane = static_cast<int>(threadIdx.x % team);
     const uint32 mask =
         team == 32 ? 0xffffffffu : ((1u << (team % 32)) - 1u) << (threadIdx.x % 32 / team * team);
@@ -2647,6 +2671,29 @@ struct Exchange {
     return part(p.batch, 0) + n * ((L::slabs + 1) / 2 * 2) + slab;
   }
 
+  // Marks all samples where a weight is not finite or x does not begin on 16 bytes; the largest sum of a
+  // channel's weights is for `judge`.
+  __device__ __forceinline__ void judge_operands() const {
+    if (threadIdx.x < 32) {
+      float largest = 0.0f;
+      bool is_finite = true;
+#pragma unroll
+      for (int c = static_cast<int>(threadIdx.x); c < L::rows; c += 32) {
+        const float sum = p.sums[c];
+        is_finite = is_finite && sum == sum;
+        largest = fmaxf(largest, sum);
+      }
+      // Magnitudes are ordered as their bits.
+      const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
+      is_finite = __all_sync(0xffffffffu, is_finite);
+      if (threadIdx.x == 0) {
+        p.scales[L::Numbers::padded_channels] = __uint_as_float(bits);
+        if (!is_finite || reinterpret_cast<uint64>(p.input) % 16 != 0)
+          atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+      }
+    }
+    __syncthreads();
+  }
   // The largest magnitudes that the converting warps of a tile saw.
   __device__ __forceinline__ uint32* largest(int64 n, int tile) const {
     return p.guard + (n * L::position_tiles + tile) * converting_warps;
@@ -3490,7 +3537,16 @@ struct Affine {
   float scale[2];
   float shift[2];
   uint32 exponent;  // HeldInt20::exponent
+  // The same as pairs of f16, where the whole warp computes its outputs in f16 (Norm::fits_f16).
+  bool in_f16;
+  uint32 scales[2];
+  uint32 shifts[2];
 };
+
+// Whether a held pair may become a pair of outputs by one instruction, with scale and shift rounded to f16.
+// By way of f32 it takes five, and s19 1.4% longer.
+template <class L>
+constexpr bool norms_in_f16 = is_same<typename L::Output, f16> && !L::Numbers::has_after;
 
 template <class L>
 struct Norm {
@@ -3536,6 +3592,16 @@ struct Norm {
       affine.shift[h] = fmaf(held.x - all.x, scale, of_channel.z);
       if constexpr (L::is_f32) affine.shift[h] = fmaf(-Format::origin, affine.scale[h], affine.shift[h]);
     }
+    if constexpr (norms_in_f16<L>) {
+      bool fits = true;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        fits = fits && fits_f16(affine.scale[h], affine.shift[h], s.channels[L::channel_of(thread.row(h))].y);
+        affine.scales[h] = f16::pack(affine.scale[h], affine.scale[h]);
+        affine.shifts[h] = f16::pack(affine.shift[h], affine.shift[h]);
+      }
+      affine.in_f16 = __all_sync(0xffffffffu, fits);
+    }
     return affine;
   }
 
@@ -3553,6 +3619,14 @@ struct Norm {
   }
 
  private:
+  // Whether f16 holds scale and shift with all bits, and the shift's error is small beside that of held
+  // values: these are normalised to about `weight`.
+  static __device__ __forceinline__ bool fits_f16(float scale, float shift, float weight) {
+    constexpr float least = 0x1p-14f, most = 0x1p+13f;
+    const float of_scale = fabsf(scale), of_weight = fabsf(weight);
+    return (of_scale >= least || of_scale == 0.0f) && of_scale <= most && of_weight >= least &&
+           of_weight <= most && fabsf(shift) <= 2.0f * of_weight;
+  }
   // The even slab that the warp's prefetched ones begin with.
   __device__ __forceinline__ uint32 first_slab() const {
     return static_cast<uint32>(thread.first_row()) / L::group_rows & ~1u;
@@ -3599,6 +3673,13 @@ __device__ __forceinline__ void make_piece(const HeldTile<L>& tile, int h, int64
   uint32 words[count];
 #pragma unroll
   for (int k = 0; k < count; ++k) words[k] = tile.hold.word(2 * (run * Pieces<L>::pairs + k) + h, held);
+  if constexpr (norms_in_f16<L>) {
+    if (affine.in_f16) {
+#pragma unroll
+      for (int k = 0; k < count; ++k) to[k] = f16::multiply_add(words[k], affine.scales[h], affine.shifts[h]);
+      return;
+    }
+  }
 #pragma unroll
   for (int k = 0; k < count; ++k) {
     float two[2];
@@ -4200,7 +4281,9 @@ struct GemmPingpong {
   const int group = static_cast<int>(threadIdx.x) / 128;
 
   __device__ __forceinline__ void run() const {
+    allow_kernel_after();
     if (L::is_merger()) {
+      wait_for_kernel_before();
       pingpong::Exchange<L>{p}.run();
       return;
     }
@@ -4231,15 +4314,16 @@ struct GemmPingpong {
       for (int i = 0; i < L::groups; ++i) barrier::initialise(&s.turn[i], 4);
       s.exponent = pingpong::HeldInt20::exponent;
     }
+    const int tile = L::tile_of_block();
+    for (int i = static_cast<int>(threadIdx.x); i < L::groups * L::columns; i += L::threads)
+      s.offsets()[i] = L::Geometry::target(tile, i);
+    wait_for_kernel_before();
     for (int c = static_cast<int>(threadIdx.x); c < L::rows; c += L::threads) {
       float bias = 0.0f;
       if constexpr (C::has_bias) bias = load_one<typename C::Bias>(p.parameter[1], c);
       s.channels[c] =
           float4{bias, Tail::weight(p, c), Tail::bias(p, c), Numbers::guards ? __ldg(p.scales + c) : 1.0f};
     }
-    const int tile = L::tile_of_block();
-    for (int i = static_cast<int>(threadIdx.x); i < L::groups * L::columns; i += L::threads)
-      s.offsets()[i] = L::Geometry::target(tile, i);
     __syncthreads();
     // The last outputs of a row may lie outside of the output.
     if constexpr (Numbers::store_rows) {
@@ -7884,6 +7968,7 @@ struct Numbers {
   static constexpr bool boxed = true;
   static constexpr bool store_rows = true;
   static constexpr bool guards = true;
+  static constexpr bool has_after = false;
   static constexpr int window = 704;
   static constexpr int windows = 1;
   static constexpr int window_split = 0;
@@ -8057,6 +8142,7 @@ struct Numbers {
   static constexpr bool boxed = true;
   static constexpr bool store_rows = true;
   static constexpr bool guards = true;
+  static constexpr bool has_after = false;
   static constexpr int window = 704;
   static constexpr int windows = 1;
   static constexpr int window_split = 0;
@@ -8248,17 +8334,18 @@ Kernel block_1_tf32_thin_cores_kernel("block_1_tf32_thin_cores",
 
 int64_t block_1_tf32_workspace_bytes(int64_t batch, int device) {
   const int64_t offset_3 = 73984 + divide_up(batch * 64, 256) * 256;
+  const int64_t offset_4 = offset_3 + 512;
+  const int64_t offset_5 = offset_4 + 256;
   const int64_t number = divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_4 = offset_3 + number;
+  const int64_t offset_6 = offset_5 + number;
   const int64_t number_2 = divide_up(batch * 2064, 256) * 256;
-  const int64_t offset_5 = offset_4 + number_2;
-  const int64_t offset_6 = offset_5 + 512;
+  const int64_t offset_7 = offset_6 + number_2;
   const int64_t number_3 = divide_up((batch * 3104 + batch * 8 + 64) * 8, 256) * 256;
-  const int64_t offset_7 = offset_6 + number_3;
-  const int64_t offset_8 = offset_7 + 1792;
+  const int64_t offset_8 = offset_7 + number_3;
+  const int64_t offset_9 = offset_8 + 1792;
   const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2 = offset_1 + divide_up(batch * 50688, 256) * 256;
-  const int64_t number_4 = offset_8 + offset_2;
+  const int64_t number_4 = offset_9 + offset_2;
   return number_4 + divide_up(batch * 64, 256) * 256;
 }
 
@@ -8267,28 +8354,30 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
   const int64_t resident_gemm_pingpong = block_1_tf32_gemm_pingpong_kernel.resident(device);
   const int64_t resident_thin_cores = block_1_tf32_thin_cores_kernel.resident(device);
   const int64_t offset_3 = 73984 + divide_up(batch * 64, 256) * 256;
+  const int64_t offset_4 = offset_3 + 512;
+  const int64_t offset_5 = offset_4 + 256;
   const int64_t number = divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_4 = offset_3 + number;
+  const int64_t offset_6 = offset_5 + number;
   const int64_t number_2 = divide_up(batch * 2064, 256) * 256;
-  const int64_t offset_5 = offset_4 + number_2;
-  const int64_t offset_6 = offset_5 + 512;
+  const int64_t offset_7 = offset_6 + number_2;
   const int64_t number_3 = divide_up((batch * 3104 + batch * 8 + 64) * 8, 256) * 256;
-  const int64_t offset_7 = offset_6 + number_3;
-  const int64_t offset_8 = offset_7 + 1792;
+  const int64_t offset_8 = offset_7 + number_3;
+  const int64_t offset_9 = offset_8 + 1792;
   const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2 = offset_1 + divide_up(batch * 50688, 256) * 256;
-  const int64_t number_4 = offset_8 + offset_2;
+  const int64_t number_4 = offset_9 + offset_2;
   const int64_t number_5 = std::min<int64_t>(batch, (resident_gemm_pingpong - 1) / 129);
-  check(cudaMemsetAsync(workspace + offset_3, 0, number + number_2 + 512 + number_3 + 1792 + (batch + 1) * 16, stream), "clearing memory");
   {
     const uint64_t words[] = {
         word(parameters[0]),         // weights
         word(workspace),             // packed
-        word(workspace + offset_5),  // scales
-        word(workspace + offset_3),  // only
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_4),  // sums
         word(batch),                 // batch
         word(input),                 // input
         word(workspace + 73728),     // map
+        word(workspace + offset_5),  // cleared
+        word(number + number_2 + number_3 + 1792 + (batch + 1) * 16),  // cleared_bytes
     };
     static_assert(sizeof words == parameter_bytes(&block_1_tf32_gemm_pingpong_pack::onepass_gemm_pingpong_pack));
     const int64_t blocks = 64;
@@ -8298,13 +8387,15 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
     const uint64_t words[] = {
         word(output),                // output
         word(workspace + 73984),     // statistics
-        word(workspace + offset_6),  // parts
-        word(workspace + offset_7),  // counts
-        word(workspace + offset_3),  // only
-        word(workspace + offset_4),  // guard
+        word(workspace + offset_7),  // parts
+        word(workspace + offset_8),  // counts
+        word(workspace + offset_5),  // only
+        word(workspace + offset_6),  // guard
         word(workspace),             // packed
-        word(workspace + offset_5),  // scales
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_4),  // sums
         word(batch),                 // batch
+        word(input),                 // input
         word(workspace + 73728),     // map
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
@@ -8320,11 +8411,11 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
         word(input),                              // input
         word(output),                             // output
         word(workspace + number_4),               // statistics
-        word(workspace + offset_8),               // control
-        word(workspace + (offset_8 + offset_1)),  // parts
-        word(workspace + (offset_8 + offset_2)),  // sums
-        word(workspace + offset_3),               // only
-        word(workspace + (offset_8 + offset_1)),  // guard
+        word(workspace + offset_9),               // control
+        word(workspace + (offset_9 + offset_1)),  // parts
+        word(workspace + (offset_9 + offset_2)),  // sums
+        word(workspace + offset_5),               // only
+        word(workspace + (offset_9 + offset_1)),  // guard
         word(batch),                              // batch
         word(clamp(divide_up(resident_thin_cores * 2, 66), 1, std::max<int64_t>(1, batch))),  // wave_units
         word(1),                                  // only_words
@@ -8486,6 +8577,7 @@ struct Numbers {
   static constexpr bool boxed = true;
   static constexpr bool store_rows = true;
   static constexpr bool guards = true;
+  static constexpr bool has_after = false;
   static constexpr int window = 704;
   static constexpr int windows = 1;
   static constexpr int window_split = 0;
@@ -8659,6 +8751,7 @@ struct Numbers {
   static constexpr bool boxed = true;
   static constexpr bool store_rows = true;
   static constexpr bool guards = true;
+  static constexpr bool has_after = false;
   static constexpr int window = 704;
   static constexpr int windows = 1;
   static constexpr int window_split = 0;
@@ -8850,17 +8943,18 @@ Kernel block_1_tf32_away_thin_cores_kernel("block_1_tf32_away_thin_cores",
 
 int64_t block_1_tf32_away_workspace_bytes(int64_t batch, int device) {
   const int64_t offset_3 = 73984 + divide_up(batch * 64, 256) * 256;
+  const int64_t offset_4 = offset_3 + 512;
+  const int64_t offset_5 = offset_4 + 256;
   const int64_t number = divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_4 = offset_3 + number;
+  const int64_t offset_6 = offset_5 + number;
   const int64_t number_2 = divide_up(batch * 2064, 256) * 256;
-  const int64_t offset_5 = offset_4 + number_2;
-  const int64_t offset_6 = offset_5 + 512;
+  const int64_t offset_7 = offset_6 + number_2;
   const int64_t number_3 = divide_up((batch * 3104 + batch * 8 + 64) * 8, 256) * 256;
-  const int64_t offset_7 = offset_6 + number_3;
-  const int64_t offset_8 = offset_7 + 1792;
+  const int64_t offset_8 = offset_7 + number_3;
+  const int64_t offset_9 = offset_8 + 1792;
   const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2 = offset_1 + divide_up(batch * 50688, 256) * 256;
-  const int64_t number_4 = offset_8 + offset_2;
+  const int64_t number_4 = offset_9 + offset_2;
   return number_4 + divide_up(batch * 64, 256) * 256;
 }
 
@@ -8869,28 +8963,30 @@ void block_1_tf32_away(const void* input, void* output, const void* const* param
   const int64_t resident_gemm_pingpong = block_1_tf32_away_gemm_pingpong_kernel.resident(device);
   const int64_t resident_thin_cores = block_1_tf32_away_thin_cores_kernel.resident(device);
   const int64_t offset_3 = 73984 + divide_up(batch * 64, 256) * 256;
+  const int64_t offset_4 = offset_3 + 512;
+  const int64_t offset_5 = offset_4 + 256;
   const int64_t number = divide_up((batch + 1) * 4, 256) * 256;
-  const int64_t offset_4 = offset_3 + number;
+  const int64_t offset_6 = offset_5 + number;
   const int64_t number_2 = divide_up(batch * 2064, 256) * 256;
-  const int64_t offset_5 = offset_4 + number_2;
-  const int64_t offset_6 = offset_5 + 512;
+  const int64_t offset_7 = offset_6 + number_2;
   const int64_t number_3 = divide_up((batch * 3104 + batch * 8 + 64) * 8, 256) * 256;
-  const int64_t offset_7 = offset_6 + number_3;
-  const int64_t offset_8 = offset_7 + 1792;
+  const int64_t offset_8 = offset_7 + number_3;
+  const int64_t offset_9 = offset_8 + 1792;
   const int64_t offset_1 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2 = offset_1 + divide_up(batch * 50688, 256) * 256;
-  const int64_t number_4 = offset_8 + offset_2;
+  const int64_t number_4 = offset_9 + offset_2;
   const int64_t number_5 = std::min<int64_t>(batch, (resident_gemm_pingpong - 1) / 129);
-  check(cudaMemsetAsync(workspace + offset_3, 0, number + number_2 + 512 + number_3 + 1792 + (batch + 1) * 16, stream), "clearing memory");
   {
     const uint64_t words[] = {
         word(parameters[0]),         // weights
         word(workspace),             // packed
-        word(workspace + offset_5),  // scales
-        word(workspace + offset_3),  // only
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_4),  // sums
         word(batch),                 // batch
         word(input),                 // input
         word(workspace + 73728),     // map
+        word(workspace + offset_5),  // cleared
+        word(number + number_2 + number_3 + 1792 + (batch + 1) * 16),  // cleared_bytes
     };
     static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_gemm_pingpong_pack::onepass_gemm_pingpong_pack));
     const int64_t blocks = 64;
@@ -8900,13 +8996,15 @@ void block_1_tf32_away(const void* input, void* output, const void* const* param
     const uint64_t words[] = {
         word(output),                // output
         word(workspace + 73984),     // statistics
-        word(workspace + offset_6),  // parts
-        word(workspace + offset_7),  // counts
-        word(workspace + offset_3),  // only
-        word(workspace + offset_4),  // guard
+        word(workspace + offset_7),  // parts
+        word(workspace + offset_8),  // counts
+        word(workspace + offset_5),  // only
+        word(workspace + offset_6),  // guard
         word(workspace),             // packed
-        word(workspace + offset_5),  // scales
+        word(workspace + offset_3),  // scales
+        word(workspace + offset_4),  // sums
         word(batch),                 // batch
+        word(input),                 // input
         word(workspace + 73728),     // map
         word(parameters[0]),         // parameter[0]
         word(parameters[1]),         // parameter[1]
@@ -8922,11 +9020,11 @@ void block_1_tf32_away(const void* input, void* output, const void* const* param
         word(input),                              // input
         word(output),                             // output
         word(workspace + number_4),               // statistics
-        word(workspace + offset_8),               // control
-        word(workspace + (offset_8 + offset_1)),  // parts
-        word(workspace + (offset_8 + offset_2)),  // sums
-        word(workspace + offset_3),               // only
-        word(workspace + (offset_8 + offset_1)),  // guard
+        word(workspace + offset_9),               // control
+        word(workspace + (offset_9 + offset_1)),  // parts
+        word(workspace + (offset_9 + offset_2)),  // sums
+        word(workspace + offset_5),               // only
+        word(workspace + (offset_9 + offset_1)),  // guard
         word(batch),                              // batch
         word(clamp(divide_up(resident_thin_cores * 2, 66), 1, std::max<int64_t>(1, batch))),  // wave_units
         word(1),                                  // only_words
@@ -10101,7 +10199,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_d6fbcadb, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_f1e7a223, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -10190,7 +10288,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_d6fbcadb, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_f1e7a223, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -10279,7 +10377,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_d6fbcadb, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_f1e7a223, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -10364,13 +10462,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s19_d6fbcadb, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s19_f1e7a223, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s19_d6fbcadb"
+_NAMESPACE = "onepass_s19_f1e7a223"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

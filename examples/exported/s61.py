@@ -130,6 +130,12 @@ struct f16 {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
   }
+  // x y + z of pairs, rounded once.
+  static __device__ __forceinline__ uint32 multiply_add(uint32 x, uint32 y, uint32 z) {
+    uint32 bits;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
+    return bits;
+  }
 };
 
 // One element at an index.
@@ -735,6 +741,19 @@ struct GemmPackParameters {
   float* scales;  // per channel: 1 / its scale; then (zero) the largest sum of magnitudes
   uint32* only;   // redo marks; [batch] is set where a weight is not finite
   int64 batch;
+};
+
+// Packing of weights for the row "gemm_pingpong", which builds the tensor map of x too.
+struct PingpongPackParameters {
+  const void* weights;
+  void* packed;
+  float* scales;
+  float* sums;  // of each channel's magnitudes; NaN where a weight is not finite
+  int64 batch;
+  const void* input;
+  void* map;
+  void* cleared;  // set to zero
+  int64 cleared_bytes;
 };
 
 // --------------------------------------------------------------------------------------------------
@@ -1992,9 +2011,13 @@ struct GemmPack {
         scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
       if (threadIdx.x == 0) {
         p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
-        // Sums are positive: their bits are in order.
-        atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
-        if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+        if constexpr (is_same<Parameters, PingpongPackParameters>) {
+          p.sums[first + k] = finite ? sum[k] : __uint_as_float(0x7fffffffu);
+        } else {
+          // Sums are positive: their bits are in order.
+          atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
+          if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+        }
       }
     }
     constexpr int joints = (taps + Numbers::joint_taps - 1) / Numbers::joint_taps;
@@ -7883,7 +7906,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_ffab1239, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -7970,7 +7993,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_ffab1239, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -8057,7 +8080,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_ffab1239, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -8142,13 +8165,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_ffab1239, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s61_ffab1239"
+_NAMESPACE = "onepass_s61_a8aa4f61"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

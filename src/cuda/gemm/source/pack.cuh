@@ -105,7 +105,7 @@ struct GemmPack {
         scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
       if (threadIdx.x == 0) {
         p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
-        if constexpr (requires { p.sums; }) {
+        if constexpr (is_same<Parameters, PingpongPackParameters>) {
           p.sums[first + k] = finite ? sum[k] : __uint_as_float(0x7fffffffu);
         } else {
           // Sums are positive: their bits are in order.

@@ -16,9 +16,9 @@ inline constexpr int64_t vector_elements = 4;
 inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
 // Whether each element of another dimension begins on a vector's boundary.
-inline bool is_aligned_except(const TensorSpec& spec, size_t along, int64_t vector = vector_elements) {
+inline bool is_aligned_except(const TensorSpec& spec, size_t along) {
   for (size_t d = 0; d < spec.sizes.size(); ++d) {
-    if (d != along && spec.sizes[d] > 1 && spec.strides[d] % vector != 0) return false;
+    if (d != along && spec.sizes[d] > 1 && spec.strides[d] % vector_elements != 0) return false;
   }
   return spec.strides[along] == 1;
 }

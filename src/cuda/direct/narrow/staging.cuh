@@ -114,12 +114,8 @@ struct NarrowTypes<C, Tail, N>::Staging {
       if constexpr (C::rounds_to_tf32) value[k] = round_operand<C>(value[k]);
     }
     if constexpr (N::stages_vectors) {
-      static_assert(vector % 4 == 0);
-#pragma unroll
-      for (int k = 0; k < vector; k += 4) {
-        *reinterpret_cast<float4*>(row + at.place(k)) =
-            make_float4(value[k], value[k + 1], value[k + 2], value[k + 3]);
-      }
+      static_assert(vector == 4);
+      *reinterpret_cast<float4*>(row + at.place(0)) = make_float4(value[0], value[1], value[2], value[3]);
     } else {
 #pragma unroll
       for (int k = 0; k < vector; ++k) row[at.place(k)] = value[k];

@@ -32,10 +32,10 @@ _LANES = 8 if _HALVED else 16
 _OWN_ELEMENT, _BLOCK_ELEMENT, _TAIL_ELEMENT = 0.45e-9, 0.25e-9, 0.2e-9
 _OWN_TAIL = 1.85
 
-# Gradients are PyTorch's from 8 channels on, without a stride and without groups. Grouped ones with channels
-# last took it 0.8 of the library's time in the median of 26, but those of conv3d(4,8,k=2,s=2,groups=2) write
-# outside their memory in 2.11. Depthwise ones take it five times as long.
-_LEAST_CHANNELS = 8
+# Gradients are PyTorch's from 8 channels on, without a stride. Grouped ones with channels last vary: it takes
+# 0.5 to 1.04 of the library's time with one or two taps in each dimension (9 drawn), with more 0.4 to 2.8
+# (22 drawn). Depthwise ones take it five times as long.
+_LEAST_CHANNELS, _GROUPED_TAPS = 8, 2
 
 
 def leaves_forward(
@@ -68,8 +68,10 @@ def leaves_gradients(
 ) -> bool:
     """Whether PyTorch's gradients of input and weight are predicted to be faster, those that are wanted."""
     uneven = conv.padding_before != conv.padding_after
-    if conv.transposed or conv.groups > 1 or max(conv.stride) > 1 or uneven:
+    if conv.transposed or max(conv.stride) > 1 or uneven:
         return False
+    if conv.groups > 1:
+        return not contiguous and conv.groups < conv.in_channels and max(conv.kernel) <= _GROUPED_TAPS
     one_tap = max(conv.kernel) == 1
     if (contiguous and not one_tap) or min(conv.in_channels, conv.out_channels) < _LEAST_CHANNELS:
         return False

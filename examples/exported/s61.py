@@ -718,7 +718,7 @@ struct GemmParameters {
   uint32* only;         // zero: a redo mark for each sample, then one for all (RedoWord)
   uint32* guard;        // zero: bits of the largest magnitude in each sample
   const void* packed;   // weights as gemm/source/pack.cuh leaves them
-  const float* scales;  // factor of each channel's sums, then the largest sum of magnitudes
+  const float* scales;  // as gemm/source/pack.cuh leaves them
   int64 batch;
   int64 wave_units;
   const void* parameter[Count > 0 ? Count : 1];
@@ -739,8 +739,7 @@ struct GemmPackParameters {
   const void* weights;
   void* packed;
   float* scales;  // per channel: 1 / its scale; then (zero) the largest sum of magnitudes
-  uint32* only;   // redo marks; [batch] is set where a weight is not finite
-  int64 batch;
+  uint32* mark;   // zero: becomes redo_all where a weight is not finite
 };
 
 // Packing of weights for the row "gemm_pingpong", which builds the tensor map of x too.
@@ -775,8 +774,8 @@ enum AlignedBit {
 // --------------------------------------------------------------------------------------------------
 // The pointwise stages on a GPU: the formulas of pointwise.def over the functions below, in f32.
 //
-// Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are CUDA's own,
-// within 2 ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
+// Errors, absolute, of values up to a few units: sigmoid 2e-7, normal_cdf 2e-7; the others are within some
+// ulp. sigmoid is 4 instructions and normal_cdf 15, where CUDA's expf and division, or erff, take 20
 // to 30. Where results are rounded to 16 bits (`Bits`, else 32), sigmoid is 3 instructions and 4e-6,
 // normal_cdf 8 and 6e-6, one of each a special function (H200; PTX promises 2^-12 of it); so too where f32 is
 // rounded to less on its way (gemm_pingpong.cuh in tf32).
@@ -1847,8 +1846,8 @@ __device__ __forceinline__ int tap_of_class(int own, int t) {
   int step = 1;
 #pragma unroll
   for (int d = 2; d >= 0; --d) {
-    const int count = static_cast<int>(C::count(d, 0));
     const int of_dimension = static_cast<int>(C::classes(d));
+    const int count = static_cast<int>(C::count(d, own % of_dimension));
     tap += step * static_cast<int>(C::first(d, own % of_dimension) + t % count * C::tap_step(d));
     step *= static_cast<int>(C::kernel(d));
     own /= of_dimension;
@@ -1898,6 +1897,14 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float larges
 template <class Tail, class Numbers, class Parameters>
 __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {
   judge<Tail, Numbers>(p, n, __uint_as_float(__ldcg(p.guard + n)), scale);
+}
+
+// By one thread of a launch: marks all samples where packing found a weight that is not finite. The mark lies
+// with the packed weights, behind the largest sum of magnitudes, since these may be kept for many calls.
+template <class Numbers, class Parameters>
+__device__ __forceinline__ void mark_by_weights(const Parameters& p) {
+  const uint32 mark = __float_as_uint(__ldcg(p.scales + Numbers::padded_channels + 1));
+  if (mark != redo_none) atomicMax(p.only + p.batch, mark);
 }
 
 // Adds one to a counter of the launch, as count_up, without reading it.
@@ -2016,7 +2023,7 @@ struct GemmPack {
         } else {
           // Sums are positive: their bits are in order.
           atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
-          if (!finite && p.only != nullptr) atomicMax(p.only + p.batch, static_cast<uint32>(redo_all));
+          if (!finite) atomicMax(p.mark, static_cast<uint32>(redo_all));
         }
       }
     }
@@ -3617,6 +3624,7 @@ struct Gemm {
 
   __device__ __forceinline__ void start() const {
     if (threadIdx.x == 0) {
+      if (blockIdx.x == 0) gemm::mark_by_weights<Numbers>(p);
       for (int i = 0; i < Numbers::x_stages; ++i) {
         barrier::initialise(&s.x_full[i], copies() ? gemm::converting_warps : gemm::staging_warps);
         barrier::initialise(&s.x_empty[i], gemm::consumer_warps);
@@ -5522,6 +5530,7 @@ _KERNELS_TF32 = r"""
 //   weights: 5 stages of 3 taps
 //   passes: 1, values held in registers
 //   then: thin_cores for samples whose values overflow f16
+//   frozen: 443136 bytes of packed weights may be kept
 //   numerics: operands of the convolution are rounded to tf32
 //   numerics: samples that leave f16's range are computed again on CUDA cores
 // ==================================================================================================
@@ -6069,14 +6078,13 @@ void block_1_tf32(const void* input, void* output, const void* const* parameters
   const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 59904, 256) * 256;
   const int64_t number = offset_7 + offset_2_2;
-  check(cudaMemsetAsync(workspace, 0, offset_4, stream), "clearing memory");
+  check(cudaMemsetAsync(workspace, 0, offset_3 + 768, stream), "clearing memory");
   {
     const uint64_t words[] = {
-        word(parameters[0]),         // weights
-        word(workspace + offset_4),  // packed
-        word(workspace + offset_3),  // scales
-        word(workspace + offset_1),  // only
-        word(batch),                 // batch
+        word(parameters[0]),                 // weights
+        word(workspace + offset_4),          // packed
+        word(workspace + offset_3),          // scales
+        word(workspace + (offset_3 + 516)),  // mark
     };
     static_assert(sizeof words == parameter_bytes(&block_1_tf32_gemm_pack::onepass_gemm_pack));
     const int64_t blocks = 128;
@@ -6145,6 +6153,7 @@ _KERNELS_TF32_AWAY = r"""
 //   weights: 5 stages of 3 taps
 //   passes: 1, values held in registers
 //   then: thin_cores for samples whose values overflow f16
+//   frozen: 443136 bytes of packed weights may be kept
 //   numerics: operands of the convolution are rounded to tf32, ties away from zero
 //   numerics: samples that leave f16's range are computed again on CUDA cores
 // ==================================================================================================
@@ -6692,14 +6701,13 @@ void block_1_tf32_away(const void* input, void* output, const void* const* param
   const int64_t offset_1_2 = divide_up((batch + 1) * 16, 256) * 256;
   const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 59904, 256) * 256;
   const int64_t number = offset_7 + offset_2_2;
-  check(cudaMemsetAsync(workspace, 0, offset_4, stream), "clearing memory");
+  check(cudaMemsetAsync(workspace, 0, offset_3 + 768, stream), "clearing memory");
   {
     const uint64_t words[] = {
-        word(parameters[0]),         // weights
-        word(workspace + offset_4),  // packed
-        word(workspace + offset_3),  // scales
-        word(workspace + offset_1),  // only
-        word(batch),                 // batch
+        word(parameters[0]),                 // weights
+        word(workspace + offset_4),          // packed
+        word(workspace + offset_3),          // scales
+        word(workspace + (offset_3 + 516)),  // mark
     };
     static_assert(sizeof words == parameter_bytes(&block_1_tf32_away_gemm_pack::onepass_gemm_pack));
     const int64_t blocks = 128;
@@ -6768,6 +6776,7 @@ _KERNELS_F32 = r"""
 //   weights: 2 stages of 3 taps
 //   passes: 2, values in the output between them
 //   then: thin_cores for samples whose values overflow f16
+//   frozen: 885504 bytes of packed weights may be kept
 //   numerics: samples that leave f16's range are computed again on CUDA cores
 // ==================================================================================================
 
@@ -7579,14 +7588,13 @@ void block_1_f32(const void* input, void* output, const void* const* parameters,
   const int64_t offset_2_2 = offset_1_2 + divide_up(batch * 59904, 256) * 256;
   const int64_t number = offset_7 + offset_2_2;
   const int64_t wave_units = clamp(divide_up(resident_gemm_wgmma * 2, 224), 1, std::max<int64_t>(1, batch));
-  check(cudaMemsetAsync(workspace, 0, offset_4, stream), "clearing memory");
+  check(cudaMemsetAsync(workspace, 0, offset_3 + 768, stream), "clearing memory");
   {
     const uint64_t words[] = {
-        word(parameters[0]),         // weights
-        word(workspace + offset_4),  // packed
-        word(workspace + offset_3),  // scales
-        word(workspace + offset_1),  // only
-        word(batch),                 // batch
+        word(parameters[0]),                 // weights
+        word(workspace + offset_4),          // packed
+        word(workspace + offset_3),          // scales
+        word(workspace + (offset_3 + 516)),  // mark
     };
     static_assert(sizeof words == parameter_bytes(&block_1_near_f32_gemm_pack::onepass_gemm_pack));
     const int64_t blocks = 128;
@@ -7906,7 +7914,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_4aa4f29f, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -7993,7 +8001,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_4aa4f29f, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -8080,7 +8088,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_4aa4f29f, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -8165,13 +8173,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s61_a8aa4f61, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s61_4aa4f29f, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s61_a8aa4f61"
+_NAMESPACE = "onepass_s61_4aa4f29f"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

@@ -25,6 +25,8 @@ constexpr const char* texts[] = {
     "conv2d(17,20,k=5,p=2) | swish | group_norm(5) | mean @ 5x17x31x48 f16",
     "conv_transpose2d(24,40,k=3,s=2) | swish | group_norm(4) @ 5x24x9x7 tf32",
     "conv_transpose3d(16,16,k=2,s=2) | relu @ 2x16x5x6x7 bf16",
+    "conv2d(24,72,k=3,s=2,p=1) | relu | group_norm(4) @ 5x24x11x9 bf16 nhwc",
+    "conv2d(40,24,k=3,p=1) | silu @ 3x40x13x9 f16 nhwc",
 };
 
 struct TextAndRow {

@@ -335,7 +335,8 @@ std::vector<Problem> grouped_problems(const Device& device) {
        {"conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 tf32",
         "conv2d(64,128,k=3,p=1,groups=2) | relu | group_norm(8) | silu @ 3x64x14x15 bf16 nhwc",
         "conv2d(51,60,k=3,p=1,groups=3,bias=false) | group_norm(3) | gelu @ 2x51x13x11 f16",
-        "conv_transpose2d(48,72,k=4,s=2,p=1,groups=3) | relu | group_norm(6) | channel_add @ 2x48x7x9 bf16 nhwc",
+        "conv_transpose2d(48,72,k=4,s=2,p=1,groups=3) | relu | group_norm(6) | channel_add @ 2x48x7x9 bf16 "
+        "nhwc",
         "conv2d(80,80,k=3,s=2,p=1,groups=5) | channel_mul | group_norm(10) | channel_add(per=sample) @ "
         "3x80x17x18 f32",
         "conv2d(48,48,k=3,p=1,groups=3) | prelu(per=channel) | instance_norm(affine=true) | residual_add @ "

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cuda/gemm/boxes_numbers.h"
+#include "cuda/gemm/workspace.h"
 #include "cuda/notes.h"
 #include "cuda/runtime/parameters.h"
 #include "gemm/parameters.cuh"
@@ -50,6 +51,7 @@ class GemmBoxes final : public WholeBlockKernel {
     parts_ = regions_.add(when(n.held, shape_.slabs() * (n.unit_tiles() * 16)));
     map_ = regions_.add(128);
     marks_ = regions_.add((shape_.batch + 1) * 4);
+    // What may be kept from call to call.
     piece_marks_ = regions_.add(n.weight_items() * 4);
     packed_weights_ = regions_.add(n.weight_bytes());
     values_ = regions_.add(when(tail_.has_value(), shape_.rows() * shape_.spatial * 4));
@@ -64,6 +66,13 @@ class GemmBoxes final : public WholeBlockKernel {
   }
   size_t workspace_bytes() const override {
     return static_cast<size_t>(regions_.total().value()) + (tail_ ? tail_->kernel->workspace_bytes() : 0);
+  }
+
+  size_t packed_bytes() const override {
+    return static_cast<size_t>((piece_marks_.bytes + packed_weights_.bytes).value());
+  }
+  uint64_t packing() const override {
+    return packing_of(*pack_, numbers_.weight_items(), static_cast<int64_t>(packed_bytes()));
   }
 
   std::string describe() const override {
@@ -92,10 +101,11 @@ class GemmBoxes final : public WholeBlockKernel {
   void launch(const Arguments& arguments, void* workspace, Stream stream) const override {
     if (shape_.batch == 0) return;
     const LaunchChain chain;
+    const bool packs = arguments.packed == nullptr;
     void* const redo = at(workspace, redo_memory_);
     BoxesPackParameters pack;
     pack.input = arguments.input;
-    pack.packed_weights = at(workspace, packed_weights_);
+    pack.packed_weights = packs ? at(workspace, packed_weights_) : nullptr;
     pack.map = at(workspace, map_);
     pack.only = at(workspace, marks_);
     pack.piece_marks = at(workspace, piece_marks_);
@@ -104,24 +114,40 @@ class GemmBoxes final : public WholeBlockKernel {
     pack.units = shape_.batch * numbers_.units_of_sample();
     pack.batch = shape_.batch;
     pack.parameter = arguments.parameters;
-    pack.launch(*pack_, stream);
+    pack.launch(*pack_, stream, packs ? Number(numbers_.weight_items()) : Number(1));
     BoxesParameters p;
     p.input = arguments.input;
     p.output = arguments.output;
     p.values = at(workspace, values_);
-    p.packed_weights = at(workspace, packed_weights_);
+    p.packed_weights = packed_at(arguments, workspace, packed_weights_, piece_marks_);
     p.map = at(workspace, map_);
     p.statistics = statistics_of(arguments, workspace);
     p.parts = at(workspace, parts_);
     p.control = at(workspace, arrived_);
     p.only = at(workspace, marks_);
-    p.piece_marks = at(workspace, piece_marks_);
+    p.piece_marks = packed_at(arguments, workspace, piece_marks_, piece_marks_);
     p.batch = shape_.batch;
     p.tiles = tiles_;
     p.parameter = arguments.parameters;
     p.launch(*product_, stream, blocks_);
     if (tail_) launch_tail(arguments, workspace, stream);
     redo_.launch_marked(arguments, redo, at(workspace, marks_), 1, stream);
+  }
+
+  void launch_pack(const std::vector<const void*>& parameters, void* packed, Stream stream) const override {
+    const Arguments kept = arguments_of_packing(parameters, packed);
+    BoxesPackParameters pack;
+    pack.input = nullptr;
+    pack.packed_weights = packed_at(kept, nullptr, packed_weights_, piece_marks_);
+    pack.map = nullptr;
+    pack.only = nullptr;
+    pack.piece_marks = packed_at(kept, nullptr, piece_marks_, piece_marks_);
+    pack.control = nullptr;
+    pack.arrived = nullptr;
+    pack.units = 0;
+    pack.batch = 0;
+    pack.parameter = parameters;
+    pack.launch(*pack_, stream);
   }
 
  private:

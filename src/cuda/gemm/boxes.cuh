@@ -89,7 +89,8 @@ struct BoxMap {
 #endif
 };
 
-// A block for each piece of weights. The first one also builds the map and clears the marks of samples.
+// A block for each piece of weights. The first one also builds the map and clears the marks of samples: alone
+// where weights are kept packed, and not where they are packed to be kept.
 template <class C, class Tail, class Numbers>
 struct BoxesPack {
   using Parameters = BoxesPackParameters<Tail::parameters>;
@@ -113,14 +114,16 @@ struct BoxesPack {
     allow_kernel_after();
     wait_for_kernel_before();
     const int item = static_cast<int>(blockIdx.x);
-    if (item == 0) {
+    if (item == 0 && p.map != nullptr) {
       for (int64 i = threadIdx.x; i < p.batch; i += threads) p.only[i] = 0;
       for (int64 i = threadIdx.x; i < 4 * p.batch + 4; i += threads) p.control[i] = 0;
       for (int64 i = threadIdx.x; i < p.units; i += threads) p.arrived[i] = 0;
       if (threadIdx.x < 32) BoxMap<C, Numbers>::build(p);
     }
-    Pieces::run(p, item / Pieces::chunks, item % Pieces::chunks, s.piece,
-                Team{static_cast<int>(threadIdx.x)});
+    if (p.packed_weights != nullptr) {
+      Pieces::run(p, item / Pieces::chunks, item % Pieces::chunks, s.piece,
+                  Team{static_cast<int>(threadIdx.x)});
+    }
   }
 };
 

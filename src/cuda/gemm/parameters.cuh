@@ -81,8 +81,8 @@ ONEPASS_COUNTED_PARAMETERS(PackedGemmParameters) {
 // Packing of weights for the row "gemm_boxes", which builds the tensor map of x too.
 ONEPASS_COUNTED_PARAMETERS(BoxesPackParameters) {
   ONEPASS_WORD(const void*, input);
-  ONEPASS_WORD(void*, packed_weights);
-  ONEPASS_WORD(void*, map);
+  ONEPASS_WORD(void*, packed_weights);  // null where they are kept packed
+  ONEPASS_WORD(void*, map);             // null where weights are packed to be kept
   ONEPASS_WORD(uint32*, only);         // gets zeros: a redo mark for each sample, then one for all (RedoWord)
   ONEPASS_WORD(uint32*, piece_marks);  // for each piece of weights, whether all are finite
   ONEPASS_WORD(uint32*, control);      // of the redo kernel: four words for each sample and four more

@@ -35,7 +35,7 @@ class Redone(GpuTest):
         stack.enter_context(conv_precision("tf32"))
         stack.enter_context(torch.no_grad())
         stack.enter_context(mock.patch.object(_cuda, "_words_of_whole", lambda *how: ("tf32", "tf32")))
-        self.volume = torch.randn(8, 3, 8, 24, 24, device="cuda")
+        self.volume = torch.randn(8, 3, 16, 32, 32, device="cuda")
         self.image = torch.randn(8, 64, 24, 24, device="cuda")
 
     def run_and_collect(self, model: nn.Module) -> list[str]:

@@ -247,6 +247,7 @@ TEST_F(Norms, ASampleHasTheBitsItHasAlone) {
       "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 9x64x60x86 tf32",
       "conv_transpose2d(64,64,k=3) | gelu | group_norm(8) @ 9x64x60x86 bf16",
       "conv2d(64,96,k=3,s=2,p=1) | relu | group_norm(8) @ 9x64x33x35",
+      "conv2d(64,96,k=3,s=2,p=1) | relu | group_norm(8) @ 9x64x33x35 bf16 nhwc",
   });
   std::vector<ProblemAndRow> list;
   std::set<std::string> met;

@@ -122,6 +122,8 @@ std::string slab_refusal(const Problem& problem, Order order, Means means) {
   const TailShape shape(problem);
   if (shape.parts.norm == nullptr) return "the block has no norm";
   if (shape.parts.mean && means == Means::refused) return "the block ends in a mean";
+  // Sums of equal outputs are not exact, so that the mean of a slab of equal values would not be beta.
+  if (shape.parts.mean_follows_norm()) return "the mean follows the norm: that of x gives it in one pass";
   if (shape.order == order) return "";
   return order == Order::planar ? "channels lie after space: a slab is not contiguous"
                                 : "channels lie before space: they are no strips";

@@ -317,7 +317,8 @@ struct NarrowGradientNumbers::Search {
     const double moving =
         (std::max(once, boxes * (of_u.bytes + of_v.bytes) / 1.4) + of_parts) / (0.75 * gpu.bytes_per_second);
     // The second launch: its loads follow each other.
-    const double adding = 5e-6 + 1e-6 * std::ceil(number(parts) / (sum_threads / 32 * 8));
+    constexpr int64_t at_once = sum_threads / 32 * 8;
+    const double adding = 5e-6 + 1e-6 * std::ceil(number(parts) / number(at_once));
     // 31 drawn problems took 0.9 to 1.8 times as long as this without the factor, 1.3 on average.
     own.seconds = 1.3 * (std::max(computing, moving) + 0.25 * std::min(computing, moving) + adding);
   }

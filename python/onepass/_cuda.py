@@ -40,7 +40,7 @@ def apply(
         return torch.ops.onepass.cuda_block.default(input, list(parameters), block, policy)
     frozen = None if isinstance(site, str) else site.frozen
     if frozen is not None:
-        frozen.expect_change(parameters[: description.conv_parameters])
+        frozen.expect_change()
     # Whole blocks have one type: the fp32 scale of a batch norm of 16 bits is no mistake to be told of.
     counting = None if settled and out_dtype is not None else site
     words = _words_of_whole(description, input, parameters, out_dtype, policy, counting)
@@ -50,7 +50,7 @@ def apply(
                 return applied(_Convolution, (description, words, site), (input, *parameters))
             return applied(_Whole, (block, words, site), (input, *parameters))
         if frozen is not None:
-            kept = frozen.find((block, words[0]), input, parameters, description.conv_parameters)
+            kept = _call(frozen.find, (block, words[0]), input, parameters, description.conv_parameters)
             if kept is not None:
                 operator, numerics = torch.ops.onepass.frozen_forward.default, words[0]
                 packed, packing, redone = kept.tensor, kept.packing, counter(site, input)

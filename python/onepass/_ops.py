@@ -15,7 +15,7 @@ from onepass._description import Description, describe
 from onepass._differentiable import Differentiable
 from onepass._fakes import fake_forward
 from onepass._fallback import Site, tracing, transforming
-from onepass._frozen import Packed
+from onepass._frozen import Frozen, Packed
 from onepass._types import lowered_dtype, result_dtype
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -122,6 +122,9 @@ def run_block(
         reason = _why_reference(out_dtype, dtype, *(parameter.dtype for parameter in parameters))
         if reason is not None and not input.is_meta:
             _fallback.left(site, _fallback.REFERENCE, reason)
+    frozen = None if isinstance(site, str) or torch.compiler.is_compiling() else site.frozen
+    if frozen is not None and differentiate:
+        frozen.expect_change()
     by_torch = None
     if geometry is not None:
         try:
@@ -135,13 +138,11 @@ def run_block(
     if differentiate:
         if exporting:
             return torch.ops.onepass.forward_for_training.default(input, list(parameters), block, out_dtype)
-        if not isinstance(site, str) and site.frozen is not None and not torch.compiler.is_compiling():
-            site.frozen.expect_change(parameters[: describe(block).conv_parameters])
         if low is not None:
             input, parameters = _lowered(describe(block), input, parameters, low)
         return applied(Differentiable, (block, out_dtype, by_torch), (input, *parameters))
-    if not isinstance(site, str) and site.frozen is not None and same and out_dtype is None:
-        kept = _kept_weights(block, input, parameters, site)
+    if frozen is not None and same and out_dtype is None:
+        kept = _kept_weights(block, input, parameters, frozen)
         if kept is not None:
             return _forward_frozen(input, parameters, block, "", kept.tensor, kept.packing)
     if geometry is None:  # torch.compile may trace it, which does not know the other
@@ -177,12 +178,12 @@ def _run_apart(
     )
 
 
-def _kept_weights(block: str, input: Tensor, parameters: Sequence[Tensor], site: Site) -> Packed | None:
+def _kept_weights(block: str, input: Tensor, parameters: Sequence[Tensor], frozen: Frozen) -> Packed | None:
     """What a frozen place has packed for a call on a CPU."""
     count = describe(block).conv_parameters
-    if count == 0 or input.is_meta or torch.compiler.is_compiling():
+    if count == 0 or input.is_meta:
         return None
-    return site.frozen.find((block, "", torch.get_num_threads()), input, parameters, count)
+    return frozen.find((block, "", torch.get_num_threads()), input, parameters, count)
 
 
 _forward_frozen = torch.ops.onepass.frozen_forward.default if _library.available() else None

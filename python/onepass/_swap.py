@@ -115,6 +115,7 @@ def _fuse_again(module: nn.Module, state: State) -> None:
     Its counts go on, and what was fused before runs again if the change is undone.
     """
     state.traces += 1
+    _drop_packed(module)
     rewriter = Rewriter(module, state.name, state.options["conv"], state.options["numerics"])
     rewriter.site = state.site
     rewriter.calls, rewriter.watches = list(state.calls), list(state.watches)
@@ -193,15 +194,26 @@ def _extra_repr(self: nn.Module) -> str:
 
 
 def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """As the class does; packed weights are of the parameters before."""
+    """As the class does; packed weights are of the parameters before. What sees their changes refers to them
+    weakly, and PyTorch swaps no such tensor: it goes first.
+    """
+    _drop_packed(self)
     type(self)._onepass_original._apply(self, *args, **kwargs)
     _drop_packed(self)
     return self
 
 
 def _load_from_state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    _drop_packed(self)
     type(self)._onepass_original._load_from_state_dict(self, *args, **kwargs)
     _drop_packed(self)
+
+
+def _expect_change(module: nn.Module) -> None:
+    """Before a call of the original forward, which may train the weights."""
+    for site in sites_of(module):
+        if site.frozen is not None:
+            site.frozen.expect_change()
 
 
 def _drop_packed(module: nn.Module) -> None:
@@ -259,6 +271,7 @@ def _note(module: nn.Module, arguments: dict[str, Any]) -> Callable[..., Any] | 
     if state.waits:
         settle(state.owner() or module)
         return None
+    _expect_change(module)
     if is_replica(module) and not state.of_replica:
         return _share_with(module, state)
     transformed = _fallback.why_transformed()
@@ -286,6 +299,7 @@ def _note_mode(module: nn.Module) -> bool:
     state = state_of(module)
     if state is None or (is_replica(module) and not state.of_replica):
         return False
+    _expect_change(module)
     _fallback.left(state.site, _fallback.ORIGINAL, nothing_fuses(module))
     return True
 

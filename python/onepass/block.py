@@ -107,11 +107,13 @@ class Block(nn.Module):
         return {} if self._site is None else dict(self._site.counts)
 
     def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
+        self._drop_packed()  # before, too: PyTorch swaps no parameter that is weakly referred to
         super()._apply(*args, **kwargs)
         self._drop_packed()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._drop_packed()
         super()._load_from_state_dict(*args, **kwargs)
         self._drop_packed()
 

@@ -23,9 +23,9 @@ def freeze(model: nn.Module) -> nn.Module:
 
     Each call looks whether a weight was replaced or changed in place, by an optimizer too. Then all are
     packed once more, as after a call that asked for their gradients. Moving the model and load_state_dict
-    drop what was packed. Other changes through `.data`, of inference tensors and by a replayed CUDA graph
-    are not seen: call freeze again. A captured graph reads the weights as they were packed before its
-    capture.
+    drop what was packed. Writes that PyTorch does not count are not seen: other ones through `.data` (PEFT
+    merges a LoRA so), of inference tensors, through NumPy, by torch.distributed, by a replayed CUDA graph.
+    Call freeze again after them. A captured graph reads the weights as they were packed before its capture.
 
     Copies and pickles of the model are not frozen.
 
@@ -53,6 +53,8 @@ def freeze(model: nn.Module) -> nn.Module:
 
 def unfreeze(model: nn.Module) -> nn.Module:
     """Lets the model's blocks pack their weights in each call again, and frees what was packed.
+
+    What a captured CUDA graph reads lives as long as the parameters.
 
     Args:
         model: A model; one that is not frozen stays as it is.

@@ -3,14 +3,16 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import onepass
-from onepass import _cpu, _frozen
+from onepass import _cpu, _frozen, _ops
 
 pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason()))
 
@@ -188,11 +190,135 @@ def test_unfreezing_frees_the_memory(model: nn.Module) -> None:
     sites = (
         [model._site] if isinstance(model, onepass.Block) else [call.site for call in model._onepass.calls]
     )
-    packed = weakref.ref(next(iter(sites[0].frozen._by_packing.values())).tensor)
+    packed = weakref.ref(next(iter(sites[0].frozen._kept.by_packing.values())).tensor)
     assert packed() is not None
     onepass.unfreeze(model)
     gc.collect()
     assert packed() is None
+
+
+def test_a_child_that_comes_back_to_the_same_address() -> None:
+    """Its parameter, version and address are those of before, the memory is not."""
+    model = onepass.fuse(sequence(), freeze=True)
+    with torch.no_grad():
+        model[0].weight.fill_(1 + 2**-12)  # which f16 rounds
+        run(model)
+        addresses = set()
+        for _ in range(20):
+            addresses.add(model[0].weight.data_ptr())
+            model[0].half().float()
+            assert_right(model)
+            model[0].weight.fill_(1 + 2**-12)
+            run(model)
+
+
+def test_training_that_leaves_the_convolution_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onepass.fuse(sequence(), freeze=True)
+    before = run(model)
+    monkeypatch.setattr(_cpu, "chooses_gradients", lambda dtype: False)
+    monkeypatch.setattr(_cpu, "leaves_convolution", lambda block, *how: "conv" in block and how[-1])
+    model(X).sum().backward()
+    weight_of(model).data.mul_(2)
+    assert not torch.equal(run(model), before)
+    assert_right(model)
+
+
+def test_training_by_the_original_forward() -> None:
+    """A batch norm is fused in evaluation alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 40, 3, padding=1), nn.BatchNorm2d(40), nn.ReLU()).eval()
+    onepass.fuse(model, freeze=True)
+    run(model)
+    with pytest.warns(onepass.FallbackWarning):
+        model.train()(X).sum().backward()
+    model.eval()
+    weight_of(model).data.mul_(2)
+    assert_right(model)
+
+
+def test_conversions_that_swap_parameters(model: nn.Module) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double().float()
+        assert_right(model)
+        model.load_state_dict({name: torch.randn_like(value) for name, value in model.state_dict().items()})
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert_right(model)
+
+
+def test_a_thread_that_asks_while_another_drops(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
+    """Between the check of the weights and the look-up another thread drops and packs anew."""
+    checks: list[bool] = []
+    real = _frozen._Kept.holds
+
+    def holds(own: _frozen._Kept, parameters: object) -> bool:
+        held = real(own, parameters)
+        checks.append(held)
+        if len(checks) == 1:
+            double_in_place(model)
+            run(model)
+        return held
+
+    wanted = run(copy.deepcopy(model))
+    monkeypatch.setattr(_frozen._Kept, "holds", holds)
+    assert torch.equal(run(model), wanted)  # weights and what was packed of them belong together
+    assert checks[0]
+    assert_right(model)
+
+
+def test_unfreezing_while_another_thread_calls(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
+    real = _ops.describe
+
+    def describe(text: str) -> object:
+        onepass.unfreeze(model)
+        return real(text)
+
+    wanted = run(model)
+    monkeypatch.setattr(_ops, "describe", describe)
+    assert torch.equal(run(model), wanted)
+    assert onepass.report(model).frozen == []
+
+
+def test_traces_hold_no_packed_weights(model: nn.Module) -> None:
+    with torch.no_grad():
+        traced = make_fx(model)(X)
+        double_in_place(model)
+        assert torch.equal(traced(X), run(model))
+
+
+def test_steps_of_optimizers_are_noted_of_living_weights_alone() -> None:
+    block = onepass.freeze(onepass.Block(BLOCK))
+    for _ in range(3):
+        block.conv_weight = nn.Parameter(torch.randn_like(block.conv_weight))
+        run(block)
+    gc.collect()
+    own = [seen for seen in _frozen._all_seen if seen.is_of({id(weight) for weight in block.parameters()})]
+    assert len(own) == 2  # the weight and the bias
+
+
+def test_writes_through_data_are_not_seen() -> None:
+    """The documented limit; whoever merges a LoRA meets it."""
+    block = onepass.freeze(onepass.Block(BLOCK))
+    before = run(block)
+    block.conv_weight.data.mul_(2)
+    assert torch.equal(run(block), before)
+    onepass.freeze(block)
+    assert_right(block)
+    assert not torch.equal(run(block), before)
+
+
+def test_variants_of_before_a_change_keep_nothing() -> None:
+    model = onepass.fuse(sequence(), freeze=True)
+    run(model)
+    alone = sum(kept.bytes for kept in onepass.report(model).frozen)
+    for groups in (8, 5):
+        model[2] = nn.GroupNorm(groups, 40)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", onepass.FallbackWarning)  # it is traced again
+            run(model)
+        run(model)
+    assert sum(kept.bytes for kept in onepass.report(model).frozen) == alone
 
 
 def test_inference_mode_and_other_threads(model: nn.Module) -> None:

@@ -115,7 +115,6 @@ const std::vector<Kernel>& kernels() {
       {"tail_backward_slabs", "hardswish | group_norm(4) | mean @ 1024x16x8x8", tuned},
       {"tail_backward_slabs",
        "prelu(per=channel) | group_norm(2) | channel_mul | residual_add @ 8x24x20x21 f16", tuned},
-      // A slab on 16 multiprocessors, on 8, on one; operands of channels and tensors.
       // Channels last: a block, a cluster; f32, whose dz takes the place of dy; a mean; operands.
       {"tail_backward_strips", "group_norm(32) | relu @ 64x1024x14x14 bf16 nhwc", all},
       {"tail_backward_strips", "mish | group_norm(8) | gelu @ 63x256x16x32x24 f16 nhwc", with_clusters},
@@ -123,6 +122,7 @@ const std::vector<Kernel>& kernels() {
       {"tail_backward_strips", "swish | group_norm(2048) | softplus | mean @ 61x2048x53x55 f16 nhwc", tuned},
       {"tail_backward_strips",
        "prelu(per=channel) | group_norm(2) | channel_mul | residual_add @ 8x24x20x21 f16 nhwc", tuned},
+      // A slab on 16 multiprocessors, on 8, on one; operands of channels and tensors.
       {"tail_backward_resident", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", with_clusters},
       {"tail_backward_resident", "gelu | group_norm(8) @ 128x64x258x258", tuned},
       {"tail_backward_resident", "relu | group_norm(8) @ 16x128x34x34x34", tuned},
@@ -450,6 +450,20 @@ void expect_refusal(const std::string& row, const std::string& text, const std::
   }
 }
 
+// Nothing else bounds the rows that a thread unrolls where the input's gradient is not wanted.
+TEST(CudaKernels, GradientsOfFarTapsAreRefused) {
+  const std::string text = "conv1d(1,32,k=3,d=2000,p=2000) @ 4x1x9000";
+  BackwardProblem problem(Problem::parse(text, Device::cuda_architecture("sm_90a")));
+  problem.wanted[0] = false;
+  try {
+    plan_backward(problem, {"narrow_backward", ""});
+    ADD_FAILURE() << "narrow_backward takes " << text;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the window of a tile is too large"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
   for (const std::string architecture : {"sm_80", "sm_86", "sm_89", "sm_120"}) {
     expect_refusal("tail_staged", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", architecture,
@@ -478,12 +492,20 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
     expect_refusal("tail_resident", "relu @ 2x3x4x5", architecture, "no norm");
     expect_refusal("tail_strips", "group_norm(2) @ 2x16x9x9 bf16", architecture, "channels lie before space");
     expect_refusal("tail_resident", "group_norm(2) | mean @ 2x16x9x9", architecture, "ends in a mean");
+    expect_refusal("tail_slabs", "relu | group_norm(2) | mean @ 2x16x9x9", architecture,
+                   "the mean follows the norm");
+    expect_refusal("tail_strips", "relu | group_norm(2) | mean @ 2x16x9x9 bf16 nhwc", architecture,
+                   "the mean follows the norm");
     expect_refusal("tail_strips", "group_norm(3) @ 2x9x9x9 bf16 nhwc", architecture,
                    "an odd number of channels");
     expect_refusal("tail_streamed", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("tail_backward", "conv2d(3,4) @ 2x3x4x5", architecture, "has a convolution");
     expect_refusal("thin_backward", "relu @ 2x3x4x5", architecture, "no convolution");
     if (architecture == "sm_90a") {
+      // 2^31 + 4.2 million elements of a sample that are values of a mean.
+      expect_refusal("gemm_boxes",
+                     "conv_transpose2d(256,128,k=2,s=2) | relu | mean @ 1x256x2050x2050 bf16 nhwc",
+                     architecture, "a sample of the convolution's output has 2^31 elements or more");
       expect_refusal("gemm_backward", "conv2d(16,16,k=3x7,d=1x3,p=1x9) @ 2x16x5x3 tf32", architecture,
                      "the kernel reaches beyond rows of the input");
       expect_refusal("gemm_backward", "conv2d(16,16,k=3) @ 2x16x9x9", architecture, "strict f32");

@@ -215,15 +215,16 @@ double grouped_backward_rate(const Problem& forward, Product product) {
   const Conv& conv = *forward.block.conv();
   const double channels = as_double(least_channels(conv));
   if (channels == 1) return depthwise_backward_rate(forward, product);
+  const double few =
+      channels * channels *
+      (is_f32(forward) ? framework::few_gradient_tf32_per_square : framework::few_gradient_short_per_square);
+  const bool is_few = least_channels(conv) < framework::wide_channels;
   if (is_f32(forward) && !forward.rounds_to_tf32()) {
-    return rate_of(conv.rank == 3 ? framework::grouped_gradient_f32_volume : framework::grouped_gradient_f32,
-                   product);
+    if (conv.rank == 3) return rate_of(framework::grouped_gradient_f32_volume, product);
+    const double rate = rate_of(framework::grouped_gradient_f32, product);
+    return is_few ? std::min(rate, few) : rate;
   }
-  if (least_channels(conv) < framework::wide_channels) {
-    return channels * channels *
-           (is_f32(forward) ? framework::few_gradient_tf32_per_square
-                            : framework::few_gradient_short_per_square);
-  }
+  if (is_few) return few;
   if (is_f32(forward)) {
     return (product == Product::weight_gradient ? framework::grouped_weight_gradient_tf32_per_root
                                                 : framework::grouped_input_gradient_tf32_per_root) *
@@ -249,6 +250,12 @@ double wide_backward_rate(const Problem& forward, Product product) {
          filled;
 }
 
+double bias_gradient_seconds(const BackwardProblem& problem) {
+  if (!problem.forward.block.conv()->bias || !problem.wants_parameter(1)) return 0;
+  return framework::bias_gradient_seconds +
+         as_double(problem.output_gradient.byte_span()) / gpu_of(problem.forward.device).bytes_per_second;
+}
+
 double wide_backward_seconds(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   const Gpu& gpu = gpu_of(forward.device);
@@ -266,10 +273,7 @@ double wide_backward_seconds(const BackwardProblem& problem) {
   double seconds = 0;
   if (problem.wants_input()) seconds += seconds_of(Product::input_gradient);
   if (problem.wants_parameter(0)) seconds += seconds_of(Product::weight_gradient);
-  if (forward.block.conv()->bias && problem.wants_parameter(1)) {
-    seconds += framework::bias_gradient_seconds + of_output / gpu.bytes_per_second;
-  }
-  return seconds;
+  return seconds + bias_gradient_seconds(problem);
 }
 
 // Without groups.
@@ -293,7 +297,8 @@ double convolution_backward_seconds(const BackwardProblem& problem) {
     return framework::launch_seconds + std::max(operations(forward) / rate, bytes / gpu.bytes_per_second);
   };
   return factor * ((problem.wants_input() ? seconds_of(Product::input_gradient) : 0) +
-                   (problem.wants_parameter(0) ? seconds_of(Product::weight_gradient) : 0));
+                   (problem.wants_parameter(0) ? seconds_of(Product::weight_gradient) : 0) +
+                   bias_gradient_seconds(problem));
 }
 
 double tail_backward_seconds(const BackwardProblem& problem) {

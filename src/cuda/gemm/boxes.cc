@@ -1,6 +1,6 @@
 // The row "gemm_boxes": a wide convolution of 16-bit tensors with channels last as a matrix product that
 // reads x through tensor maps, as it lies (gemm/boxes.cuh). Without a norm and a mean it writes the output,
-// else f32 values for a tail.
+// else it holds values for the norm, or writes them in f32 for a tail.
 #include <algorithm>
 #include <optional>
 #include <sstream>
@@ -251,7 +251,9 @@ std::string refusal(const Problem& problem) {
   const GemmBoxesNumbers& numbers = *found;
   if (numbers.tile_channels == 0) return "the window of a tile is too large";
   if (numbers.piece_bytes > most_piece_bytes) return "a kernel of " + std::to_string(numbers.taps) + " taps";
-  constexpr int64_t most = int64_t{1} << 31;  // tiles, samples
+  constexpr int64_t most = int64_t{1} << 31;  // tiles, samples, elements of a sample
+  if (shape.channels * shape.spatial >= most)
+    return "a sample of the convolution's output has 2^31 elements or more";
   if (numbers.tiles(shape.samples) * numbers.channel_tiles() >= most || shape.samples >= most)
     return "more than 2^31 tiles";
   return "";

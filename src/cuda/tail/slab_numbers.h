@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <span>
 
 #include "cuda/source.h"
 #include "cuda/tail/tail.h"

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <string>
 
 #include "cuda/source.h"
 #include "cuda/tail/tail.h"
@@ -32,6 +33,14 @@ struct StripNumbers {
   int set_warps() const { return strip / width / warp_columns; }
   int sets() const { return threads / 32 / set_warps(); }
   int64_t slabs() const { return strip / group_channels; }
+
+  // Blocks of so much shared memory that a multiprocessor has room for.
+  int resident_blocks(const Gpu& gpu, int64_t shared_bytes, int threads_of_multiprocessor) const {
+    constexpr int64_t reserved = 1024;  // of each block, by the driver
+    const int64_t by_memory = gpu.shared_bytes_per_multiprocessor / (shared_bytes + reserved);
+    const int64_t by_threads = threads_of_multiprocessor / threads;
+    return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({by_memory, by_threads, 16})));
+  }
 
   // Clusters that the GPU has at a time, of so many blocks a multiprocessor. They lie within GPCs, and one of
   // those has fewer multiprocessors.
@@ -94,6 +103,13 @@ Row best_strips(Row row, const TailShape& shape, const Gpu& gpu) {
     }
   }
   return best;
+}
+
+inline std::string no_strip_fits(const TailShape& shape, const Gpu& gpu) {
+  const int blocks = gpu.largest_cluster();
+  return "no strip of whole slabs, of " + std::to_string(shape.group_channels()) + " channels and " +
+         std::to_string(shape.spatial) + " positions each, fits the shared memory of " +
+         (blocks > 1 ? "a cluster of " + std::to_string(blocks) + " blocks" : "one block");
 }
 
 }  // namespace onepass::cuda

@@ -51,12 +51,8 @@ struct Numbers : StripNumbers {
     return values + (parts + exchange + slabs()) * 16 + 16 + sums;
   }
 
-  // Blocks that a multiprocessor has room for.
   int resident(const Gpu& gpu) const {
-    constexpr int64_t reserved = 1024;  // of each block, by the driver
-    const int64_t by_memory = gpu.shared_bytes_per_multiprocessor / (shared_bytes() + reserved);
-    const int64_t by_threads = threads_of_multiprocessor / threads;
-    return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({by_memory, by_threads, 16})));
+    return resident_blocks(gpu, shared_bytes(), threads_of_multiprocessor);
   }
 
   // Orders the numbers of a problem: of 13 tails with 40 sets of numbers each, the best here took 1.0 to 1.2
@@ -116,12 +112,7 @@ class TailStrips final : public SlabKernel<TailStrips, Numbers> {
     if (shape.width * byte_size(problem.input.dtype) < 4) {
       return "an odd number of channels has no vectors of 4 bytes to copy";
     }
-    if (!numbers_of<Numbers>(problem)->fits()) {
-      const int blocks = gpu_of(problem.device).largest_cluster();
-      return "no strip of whole slabs, of " + std::to_string(shape.group_channels()) + " channels and " +
-             std::to_string(shape.spatial) + " positions each, fits the shared memory of " +
-             (blocks > 1 ? "a cluster of " + std::to_string(blocks) + " blocks" : "one block");
-    }
+    if (!numbers_of<Numbers>(problem)->fits()) return no_strip_fits(shape, gpu_of(problem.device));
     return "";
   }
 

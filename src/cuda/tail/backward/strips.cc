@@ -56,12 +56,8 @@ struct Numbers : StripNumbers {
                     16);
   }
 
-  // Blocks that a multiprocessor has room for.
   int resident(const Gpu& gpu) const {
-    constexpr int64_t reserved = 1024;  // of each block, by the driver
-    const int64_t by_memory = gpu.shared_bytes_per_multiprocessor / (shared_bytes() + reserved);
-    const int64_t by_threads = threads_of_multiprocessor / threads;
-    return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({by_memory, by_threads, 16})));
+    return resident_blocks(gpu, shared_bytes(), threads_of_multiprocessor);
   }
 
   // The predicted time. A cluster asks for its next sample while it writes: memory waits for arithmetic only
@@ -98,13 +94,7 @@ class TailBackwardStrips final : public TailGradientKernel {
     if (numbers->least_vector_bytes() < 4) {
       return "an odd number of channels has no vectors of 4 bytes to copy";
     }
-    if (!numbers->fits()) {
-      const TailShape shape = backward_shape(problem);
-      const int blocks = gpu_of(problem.forward.device).largest_cluster();
-      return "no strip of whole slabs, of " + std::to_string(shape.group_channels()) + " channels and " +
-             std::to_string(shape.spatial) + " positions each, fits the shared memory of " +
-             (blocks > 1 ? "a cluster of " + std::to_string(blocks) + " blocks" : "one block");
-    }
+    if (!numbers->fits()) return no_strip_fits(backward_shape(problem), gpu_of(problem.forward.device));
     return "";
   }
 

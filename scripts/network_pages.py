@@ -58,15 +58,25 @@ HEAD = [
 ]
 
 
-def section(models: dict[str, Any], table: Any) -> list[str]:
+def _builds(rows: Rows, older: bool) -> str:
+    """Which libraries the rows were measured with: they are refreshed some at a time."""
+    count = len({row["hash"] for row in rows.values()})
+    several = f" Measured with {count} builds of the library." * (count > 1)
+    return several + " The device code has changed since." * older
+
+
+def section(result: dict[str, Any], table: Any) -> list[str]:
     """The best way of each side: either layout, with or without a CUDA graph."""
+    models = result["models"]
     rows = _measured(models)
+    older = models["device_code_hash"] != result["benchmarks"]["device_code_hash"]
     others = "" if _has_best_settings(rows) else " (*: with what cuDNN names first, not the fastest)"
     return [
         "",
         '### Whole networks by `torch.compile(backend="onepass")`',
         f"The fastest of both layouts, with and without CUDA graphs, with cudnn.benchmark{others}; "
-        f"{models['date']} (`make bench-models`). Random weights, sizes as their users run them.",
+        f"{models['date']} (`make bench-models`). Random weights, sizes as their users run them."
+        + _builds(rows, older),
         *table(HEAD, [_cells(key, row) for key, row in rows.items()])[:-1],
     ]
 

@@ -271,7 +271,7 @@ def gpu_page(result: dict) -> list[str]:
     launches = benchmarks["launches"]
     lines.append(f"- launches of a small tail: {launches['onepass']}, eager {launches['eager']}")
     if "models" in result:
-        lines += network_pages.section(result["models"], table)
+        lines += network_pages.section(result, table)
     if "sweep" in result:
         lines += sweep_map.section(result, sweep_map.picture_name(result))
     return [*lines, ""]

@@ -362,11 +362,15 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnGroupsOfFewChannels) {
 }
 
 TEST(CpuStrategies, PutPartsOfARowSideBySideForFewChannels) {
-  const auto parts = [](const char* text) {
+  const auto explained = [](const char* text) {
     const PlanOptions options{.strategy = "conv_group_lanes", .target = ""};
-    const std::string said = plan(Problem::parse(text, Device::cpu(1)), options).explain();
-    return said.find("parts of a row") != std::string::npos;
+    return plan(Problem::parse(text, Device::cpu(1)), options).explain();
   };
+  const auto parts = [&](const char* text) {
+    return explained(text).find("parts of a row") != std::string::npos;
+  };
+  const std::string whole = explained("conv2d(2,2,k=7,p=3,groups=2) | relu @ 2x2x40x44 nhwc");
+  EXPECT_NE(whole.find("of at most 1760 pixels"), std::string::npos) << whole;
   EXPECT_TRUE(parts("conv2d(2,2,k=7,p=3,groups=2) | relu @ 2x2x40x44 nhwc"));
   EXPECT_FALSE(parts("conv2d(2,2,k=3,groups=2) | relu @ 2x2x40x44 nhwc"));
   EXPECT_FALSE(parts("conv2d(32,32,k=7,p=3,groups=32) | relu @ 2x32x40x44 nhwc"));

@@ -262,6 +262,7 @@ TEST(GateOfResults, TellsANewChoiceFromNewKernels) {
   Choices same({"missed tail s60: ms", "chosen anew " + problem + ", recorded " + chosen}),
       other({"chosen anew " + problem + ", recorded tail_strips"});
   const std::string hash = same.plans_hash("sm_90a");
+  EXPECT_EQ(hash, testing::plans_hash("sm_90a"));
   EXPECT_EQ(same.idle(), std::set<std::string>{problem});
   EXPECT_NE(other.plans_hash("sm_90a"), hash);
   EXPECT_TRUE(other.idle().empty());

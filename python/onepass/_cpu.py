@@ -86,7 +86,7 @@ def leaves_convolution(block: str, input: Geometry, threads: int, gradients: boo
     if seconds is None or (mode == "f32" and math.prod(convolved[2:]) < _MANY_PIXELS):
         return False
     if gradients:
-        return mode == "f32" and _is_pointwise(conv, _WIDE)
+        return mode == "f32" and _is_pointwise(conv)
     how = (mode, "nchw" if contiguous else "nhwc", "cpu", threads)
     predicted = torch.ops.onepass.predicted_seconds
     try:
@@ -115,10 +115,10 @@ def leaves_gradients(conv: str, input: Geometry, threads: int, wanted: tuple[boo
     return _onednn.leaves_gradients(description.conv, sizes, contiguous, threads, wanted)
 
 
-def _is_pointwise(conv: Conv, channels: int) -> bool:
-    """Whether it has one tap, and so many channels on both sides."""
+def _is_pointwise(conv: Conv) -> bool:
+    """Whether it has one tap, and many channels on both sides."""
     one_tap = max(conv.kernel) == 1 and max(conv.stride) == 1
-    return one_tap and min(conv.in_channels, conv.out_channels) >= channels
+    return one_tap and min(conv.in_channels, conv.out_channels) >= _WIDE
 
 
 def _seconds(conv: Conv, mode: str, sizes: tuple[int, ...]) -> float | None:

@@ -46,6 +46,14 @@ class Conv:
         """How many there are."""
         return self.in_channels * self.out_channels // self.groups * math.prod(self.kernel)
 
+    def output_shape(self, sizes: Sequence[Any]) -> list[Any]:
+        """Of an input of these sizes, which may be symbolic."""
+        return [
+            sizes[0],
+            self.out_channels,
+            *(self.output_size(d, size) for d, size in enumerate(sizes[2:])),
+        ]
+
     def multiply_adds(self, sizes: Sequence[int]) -> int:
         """Each position of the coarser side with each tap and each pair of a group's channels."""
         spatial = sizes[2:]
@@ -120,10 +128,7 @@ class Description:
 
     def conv_output_shape(self, sizes: Sequence[Any]) -> list[Any]:
         """The shape before the tail, also of symbolic sizes."""
-        if self.conv is None:
-            return list(sizes)
-        spatial = [self.conv.output_size(d, size) for d, size in enumerate(sizes[2:])]
-        return [sizes[0], self.conv.out_channels, *spatial]
+        return list(sizes) if self.conv is None else self.conv.output_shape(sizes)
 
     def output_shape(self, sizes: Sequence[Any]) -> list[Any]:
         """The shape after all stages, also of symbolic sizes."""

@@ -22,7 +22,7 @@ _ROW = 4
 _CONTIGUOUS_ELEMENT, _ELEMENT, _DEPTHWISE_ELEMENT = 1.2e-9, 0.6e-9, 0.4e-9
 _WEIGHT = 2e-9
 _LEAST_SUM = 4  # channels of an input that lies channels last: fewer take as long
-CALL = 30e-6
+_CALL = 30e-6
 # Without AVX-512 half of the rates, for vectors of half as many lanes: an estimate.
 _HALVED = torch.backends.cpu.get_cpu_capability() != "AVX512"
 _LANES = 8 if _HALVED else 16
@@ -32,10 +32,15 @@ _LANES = 8 if _HALVED else 16
 _OWN_ELEMENT, _BLOCK_ELEMENT, _TAIL_ELEMENT = 0.45e-9, 0.25e-9, 0.2e-9
 _OWN_TAIL = 1.85
 
-# Gradients are PyTorch's from 8 channels on, without a stride. Grouped ones with channels last vary: it takes
-# 0.5 to 1.04 of the library's time with one or two taps in each dimension (9 drawn), with more 0.4 to 2.8
-# (22 drawn). Depthwise ones take it five times as long.
-_LEAST_CHANNELS, _GROUPED_TAPS = 8, 2
+# Gradients are PyTorch's from 8 channels on, without a stride. Grouped ones with channels last vary. With one
+# or two taps in each dimension, at least two inputs and two outputs a group and 0.5 ms of the library's time
+# PyTorch takes 0.87 of it, 2.8 times where the library takes less than 0.3 ms (1,695 measurements). With more
+# taps it takes 0.4 to 2.8 (22 drawn), and depthwise ones take it five times as long.
+_LEAST_CHANNELS, _GROUPED_TAPS, _GROUPED_CHANNELS, _GROUPED_SECONDS = 8, 2, 2, 0.5e-3
+
+# Forward depthwise volumes of more taps vary: PyTorch took 1.29 times the library's time where it was
+# predicted to be faster (361 of 3,875 measured), with seven taps 1.47, with five 1.26.
+_DEPTHWISE_TAPS = 4  # in each dimension
 
 
 def leaves_forward(
@@ -71,20 +76,30 @@ def leaves_gradients(
     if conv.transposed or max(conv.stride) > 1 or uneven:
         return False
     if conv.groups > 1:
-        return not contiguous and conv.groups < conv.in_channels and max(conv.kernel) <= _GROUPED_TAPS
+        few = min(conv.in_channels, conv.out_channels) < _GROUPED_CHANNELS * conv.groups
+        if contiguous or few or max(conv.kernel) > _GROUPED_TAPS:
+            return False
+        return _own_gradients(conv, sizes, contiguous, threads, wanted) > _GROUPED_SECONDS
     one_tap = max(conv.kernel) == 1
     if (contiguous and not one_tap) or min(conv.in_channels, conv.out_channels) < _LEAST_CHANNELS:
         return False
-    elements = math.prod(sizes) + math.prod(_output_sizes(conv, sizes))
+    elements = math.prod(sizes) + math.prod(conv.output_shape(sizes))
     theirs = (_input_seconds, _weight_seconds)
     seconds = sum(of(conv, sizes, contiguous) for of, want in zip(theirs, wanted) if want)
+    own = _own_gradients(conv, sizes, contiguous, threads, wanted) * threads
+    return seconds < own + sum(wanted) * elements * _OWN_ELEMENT
+
+
+def _own_gradients(
+    conv: Conv, sizes: Sequence[int], contiguous: bool, threads: int, wanted: tuple[bool, bool]
+) -> float:
+    """Predicted seconds of the library's gradients."""
     asked = [*wanted, wanted[1]] if conv.bias else list(wanted)
     layout = "nchw" if contiguous else "nhwc"
     with _disable_current_modes():
-        own = torch.ops.onepass.predicted_backward_seconds(
+        return torch.ops.onepass.predicted_backward_seconds(
             conv.text, sizes, "f32", layout, "cpu", threads, asked
         )
-    return seconds < own * threads + sum(wanted) * elements * _OWN_ELEMENT
 
 
 def forward_seconds(conv: Conv, sizes: Sequence[int], contiguous: bool) -> float | None:
@@ -93,7 +108,8 @@ def forward_seconds(conv: Conv, sizes: Sequence[int], contiguous: bool) -> float
         return None
     if conv.groups > 1:
         depthwise = conv.groups == conv.in_channels == conv.out_channels
-        return _depthwise_seconds(conv, sizes) if depthwise and not contiguous else None
+        few = conv.rank < 3 or max(conv.kernel) <= _DEPTHWISE_TAPS
+        return _depthwise_seconds(conv, sizes) if depthwise and few and not contiguous else None
     if contiguous:
         inputs = conv.in_channels if _is_flat(conv) else _whole(conv.in_channels)
     else:
@@ -116,7 +132,7 @@ def _weight_seconds(conv: Conv, sizes: Sequence[int], contiguous: bool) -> float
 
 def _seconds(conv: Conv, sizes: Sequence[int], contiguous: bool, inputs: int, outputs: int) -> float:
     """With so many channels in products and weights: they are filled up."""
-    space, out_space = sizes[2:], _output_sizes(conv, sizes)[2:]
+    space, out_space = sizes[2:], conv.output_shape(sizes)[2:]
     flat = max(conv.kernel) == 1 and max(conv.stride) == 1
     columns = math.prod(out_space) if flat else out_space[-1]
     products = sizes[0] * _taps(conv, space, out_space) * inputs * outputs
@@ -128,19 +144,15 @@ def _seconds(conv: Conv, sizes: Sequence[int], contiguous: bool, inputs: int, ou
         elements = conv.in_channels * math.prod(space) + conv.out_channels * math.prod(out_space)
         moved = sizes[0] * elements * _ELEMENT
     weights = inputs * outputs * math.prod(conv.kernel)
-    return 2 * products * rows / _rate(_FLOPS) + moved + weights * _WEIGHT + CALL
+    return 2 * products * rows / _rate(_FLOPS) + moved + weights * _WEIGHT + _CALL
 
 
 def _depthwise_seconds(conv: Conv, sizes: Sequence[int]) -> float:
     """Of one with channels last."""
-    convolved = _output_sizes(conv, sizes)
+    convolved = conv.output_shape(sizes)
     products = sizes[0] * _taps(conv, sizes[2:], convolved[2:]) * _whole(conv.in_channels)
     elements = math.prod(sizes) + math.prod(convolved)
-    return 2 * products / _rate(_DEPTHWISE_FLOPS) + elements * _DEPTHWISE_ELEMENT + CALL
-
-
-def _output_sizes(conv: Conv, sizes: Sequence[int]) -> list[int]:
-    return [sizes[0], conv.out_channels, *(conv.output_size(d, size) for d, size in enumerate(sizes[2:]))]
+    return 2 * products / _rate(_DEPTHWISE_FLOPS) + elements * _DEPTHWISE_ELEMENT + _CALL
 
 
 def _taps(conv: Conv, space: Sequence[int], out_space: Sequence[int]) -> int:

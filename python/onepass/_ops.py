@@ -126,7 +126,8 @@ def run_block(
     if frozen is not None and differentiate:
         frozen.expect_change()
     by_torch = None
-    if geometry is not None:
+    # Where autocast makes the convolution one of 16 bits, prices of f32 say nothing of PyTorch's.
+    if geometry is not None and (low is None or not _cpu.chooses_gradients(dtype)):
         try:
             apart = _cpu.leaves_convolution(block, geometry, torch.get_num_threads(), differentiate)
         except TypeError:  # symbolic sizes have no hash

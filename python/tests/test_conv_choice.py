@@ -60,11 +60,13 @@ def test_few_columns_and_few_channels_cost_what_they_cost_in_their_layout() -> N
         "conv2d(64,64,k=3,groups=4)",
         "conv2d(64,128,k=3,groups=64)",
         "conv2d(64,64,k=2,p=same)",
+        "conv3d(64,64,k=5,p=2,groups=64)",
     ],
 )
 def test_convolutions_without_a_formula_stay(text: str) -> None:
-    assert _onednn.forward_seconds(conv_of(text), (4, 64, 28, 28), False) is None
-    assert not _onednn.leaves_forward(describe(f"{text} | relu"), (4, 64, 28, 28), False, 1, True)
+    sizes = (4, 64, *(28,) * conv_of(text).rank)
+    assert _onednn.forward_seconds(conv_of(text), sizes, False) is None
+    assert not _onednn.leaves_forward(describe(f"{text} | relu"), sizes, False, 1, True)
 
 
 def leaves_gradients(text: str, *sizes: int, last: bool) -> bool:
@@ -73,8 +75,10 @@ def leaves_gradients(text: str, *sizes: int, last: bool) -> bool:
 
 def test_gradients_that_stay_and_those_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
     grouped = "conv2d(64,64,k=2,groups=4)"
-    assert leaves_gradients(grouped, 4, 64, 28, 28, last=True)
-    assert not leaves_gradients(grouped, 4, 64, 28, 28, last=False)
+    assert leaves_gradients(grouped, 16, 64, 56, 56, last=True)
+    assert not leaves_gradients(grouped, 16, 64, 56, 56, last=False)
+    assert not leaves_gradients(grouped, 1, 64, 8, 8, last=True)  # little work: PyTorch takes its time
+    assert not leaves_gradients("conv2d(64,32,k=2,groups=32)", 16, 64, 56, 56, last=True)
     stay = ["conv2d(64,64,k=3,groups=4)", "conv2d(64,64,k=2,groups=64)", "conv2d(64,64,k=3,s=2)"]
     stay += ["conv2d(64,4,k=3)", "conv_transpose2d(64,64,k=3)"]
     for seconds_of in ("_input_seconds", "_weight_seconds"):
@@ -126,6 +130,21 @@ def test_results_gradients_and_strides_are_eagers_whoever_computes(
         (expected, *_), (found, *_) = results
         assert found.stride() == expected.stride()
     assert calls == {"convolve": 3 * forward, "gradients": 3 * backward}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_autocast_has_no_prices_of_f32(monkeypatch: pytest.MonkeyPatch, gradients: bool) -> None:
+    """Its convolution is one of bfloat16."""
+    calls = counted(monkeypatch)
+    monkeypatch.setattr(_cpu, "chooses_gradients", lambda dtype: True)
+    monkeypatch.setattr(_cpu, "leaves_convolution", lambda block, *_: "conv" in block)
+    model = onepass.fuse(nn.Sequential(nn.Conv2d(6, 8, 3), nn.SiLU()).eval())
+    with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(gradients):
+        model(torch.randn(2, 6, 9, 9))
+        assert calls["convolve"] == 0
+    with torch.set_grad_enabled(gradients):
+        model(torch.randn(2, 6, 9, 9))
+    assert calls["convolve"] == 1
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:

@@ -42,14 +42,14 @@ GroupConvolution::GroupConvolution(const Problem& problem, const Isa& isa, int64
       batch_(problem.input.sizes[0]),
       axes_(axes_of(problem)),
       windows_(axes_, TensorMap(problem.input), sizes_of(*problem.block.conv()), cut, isa,
-               GroupWindows::Folding::where_faster) {
+               GroupWindows::RowParts::where_faster) {
   in_place_ = windows_.in_place();
-  const int64_t folds = windows_.folds();
+  const int64_t parts = windows_.row_parts();
   for (const Range& channels : windows_.segments()) {
-    lane_of_segment_.push_back(channels.begin * folds);
+    lane_of_segment_.push_back(channels.begin * parts);
     segments_.push_back({0, channels});
   }
-  weight_pitch_ = round_up(windows_.lanes_of_all() * folds + isa.lanes, 16);
+  weight_pitch_ = round_up(windows_.lanes_of_all() * parts + isa.lanes, 16);
   int64_t at = 0;
   const auto sorted_taps = [](const Axis& axis, int64_t output_class) {
     std::vector<Tap> taps = axis.taps(output_class);
@@ -68,7 +68,7 @@ GroupConvolution::GroupConvolution(const Problem& problem, const Isa& isa, int64
     }
   }
   const int64_t terms = at / weight_pitch_;
-  dense_panels_ = folds > 1 || (classes_.size() == 1 && terms <= max_chain_terms);
+  dense_panels_ = parts > 1 || (classes_.size() == 1 && terms <= max_chain_terms);
   bias_at_ = at;
   packed_floats_ = at + weight_pitch_;
   // A panel is one row of a block at least. Pixels of a panel have no gaps: more are rows of the output.
@@ -78,15 +78,15 @@ GroupConvolution::GroupConvolution(const Problem& problem, const Isa& isa, int64
   const int64_t padded = padded_channels(max_segment_channels());
   const int64_t rows = std::clamp<int64_t>(panel_floats / (padded * width), 1, lines);
   rows_at_once_ = std::max(rows, std::min(lines, least_sums / width));
-  const bool whole = folds > 1 || width == axes_[2].out;
+  const bool whole = parts > 1 || width == axes_[2].out;
   max_panel_pixels_ = whole ? rows_at_once_ * axes_[2].out : width;
   tile_floats_ = round_up(rows_at_once_ * width * padded, 16);
-  sum_floats_ = tile_floats_ + (folds > 1 ? round_up(max_panel_pixels_ * max_segment_channels(), 16) : 0);
+  sum_floats_ = tile_floats_ + (parts > 1 ? round_up(max_panel_pixels_ * max_segment_channels(), 16) : 0);
 }
 
 int64_t GroupConvolution::block_pixels(int64_t block) const {
   const GroupBlock at = windows_.block_at(block);
-  return at[0].size() * at[1].size() * (windows_.folds() > 1 ? axes_[2].out : at[2].size());
+  return at[0].size() * at[1].size() * (windows_.row_parts() > 1 ? axes_[2].out : at[2].size());
 }
 
 // Few outputs wait for their sums: two vectors of one output take as long as those of four.
@@ -99,7 +99,7 @@ double GroupConvolution::padded_multiply_adds() const {
   products *= static_cast<double>(std::max(positions, least_positions)) / static_cast<double>(positions);
   int64_t lanes = 0;
   for (const Segment& segment : segments_) lanes += padded_channels(segment.channels.size());
-  return products * static_cast<double>(lanes) / static_cast<double>(windows_.folds());
+  return products * static_cast<double>(lanes) / static_cast<double>(windows_.row_parts());
 }
 
 double GroupConvolution::staged_elements() const {
@@ -107,12 +107,14 @@ double GroupConvolution::staged_elements() const {
 }
 
 std::string GroupConvolution::describe() const {
+  int64_t most = 0;
+  for (int64_t block = 0; block < block_count(); ++block) most = std::max(most, block_pixels(block));
   std::ostringstream out;
   out << "lanes: channels of several groups (" << isa_.name << ", " << isa_.lanes << ")\n";
   out << "segments: " << segments_.size() << " of at most " << max_segment_channels() << " channels\n";
-  out << "blocks: " << block_count() << " of at most " << windows_.max_block_pixels() << " pixels\n";
+  out << "blocks: " << block_count() << " of at most " << most << " pixels\n";
   out << "input: " << (in_place_ ? "in place" : "windows are staged in f32") << '\n';
-  if (windows_.folds() > 1) out << "vectors: of " << windows_.folds() << " parts of a row\n";
+  if (windows_.row_parts() > 1) out << "vectors: of " << windows_.row_parts() << " parts of a row\n";
   out << "packed weights: " << packed_floats_ * 4 << " bytes\n";
   out << "per thread: window " << windows_.floats() * 4 << " bytes, sums " << sum_floats_ * 4 << " bytes\n";
   return out.str();
@@ -129,8 +131,8 @@ void GroupConvolution::pack(const void* weights, const float* bias, float* packe
                                         [](int64_t at, const Segment& s) { return at < s.channels.begin; });
     const auto segment = static_cast<size_t>(after - segments_.begin()) - 1;
     const Range& channels = segments_[segment].channels;
-    for (int64_t fold = 0; fold < windows_.folds(); ++fold) {
-      pack(lane_of_segment_[segment] + fold * channels.size() + lane - channels.begin);
+    for (int64_t part = 0; part < windows_.row_parts(); ++part) {
+      pack(lane_of_segment_[segment] + part * channels.size() + lane - channels.begin);
     }
   };
   for (int64_t lane = 0; lane < lanes && bias != nullptr; ++lane) {
@@ -284,7 +286,7 @@ void GroupConvolution::convolve_width(const Task& task, int64_t depth, int64_t h
 }
 
 // The parts of rows one behind another, without gaps.
-void GroupConvolution::unfold(const Task& task, int64_t rows, float* panel) const {
+void GroupConvolution::join_parts(const Task& task, int64_t rows, float* panel) const {
   const int64_t columns = task.columns.size();
   const int64_t channels = task.channels.size();
   for (int64_t row = 0; row < rows; ++row) {
@@ -301,15 +303,15 @@ void GroupConvolution::run(const Arguments& arguments, const float* packed, floa
                            const ConvolutionTask& of,
                            const std::function<void(const Panel&)>& consume) const {
   const GroupBlock block = windows_.block_at(of.block);
-  const bool folded = windows_.folds() > 1;
+  const bool in_parts = windows_.row_parts() > 1;
   Task task;
   task.packed = packed;
   task.columns = block[2];
   task.channels = segments_[of.segment].channels;
-  task.lanes = task.channels.size() * windows_.folds();
+  task.lanes = task.channels.size() * windows_.row_parts();
   task.first_lane = lane_of_segment_[of.segment];
   const int64_t padded = padded_channels(task.channels.size());
-  task.sums_stride = dense_panels_ && !folded ? task.channels.size() : padded;
+  task.sums_stride = dense_panels_ && !in_parts ? task.channels.size() : padded;
   const int64_t sample = of.samples.begin;
   if (in_place_) {
     task.view = windows_.in_place_view(arguments.input, sample, task.channels);
@@ -319,9 +321,9 @@ void GroupConvolution::run(const Arguments& arguments, const float* packed, floa
   }
   task.sums = worker + windows_.floats();
   task.sums_row = block[2].size() * task.sums_stride;
-  float* const panel = folded ? task.sums + tile_floats_ : task.sums;
-  const int64_t panel_stride = folded ? task.channels.size() : task.sums_stride;
-  const int64_t width = folded ? axes_[2].out : block[2].size();
+  float* const panel = in_parts ? task.sums + tile_floats_ : task.sums;
+  const int64_t panel_stride = in_parts ? task.channels.size() : task.sums_stride;
+  const int64_t width = in_parts ? axes_[2].out : block[2].size();
   const int64_t panel_rows = width < axes_[2].out ? 1 : rows_at_once_;
   std::vector<GroupTapRow> rows;
   for (int64_t d = block[0].begin; d < block[0].end; ++d) {
@@ -329,7 +331,7 @@ void GroupConvolution::run(const Arguments& arguments, const float* packed, floa
       const int64_t end = std::min(block[1].end, first + rows_at_once_);
       task.first_height = first;
       convolve_rows(task, d, {first, end}, rows);
-      if (folded) unfold(task, end - first, panel);
+      if (in_parts) join_parts(task, end - first, panel);
       for (int64_t h = first; h < end; h += panel_rows) {
         const int64_t pixel = (d * axes_[1].out + h) * axes_[2].out + block[2].begin;
         const int64_t count = std::min(panel_rows, end - h) * width;

@@ -60,7 +60,7 @@ class GroupConvolution final : public Convolver {
 
   void convolve_class(const Task& task, const std::vector<Tap>& taps, int64_t first, float* acc,
                       GroupTileArguments& tile) const;
-  void unfold(const Task& task, int64_t rows, float* panel) const;
+  void join_parts(const Task& task, int64_t rows, float* panel) const;
   void convolve_rows(const Task& task, int64_t depth, Range heights, std::vector<GroupTapRow>& rows) const;
   void convolve_width(const Task& task, int64_t depth, int64_t height, int64_t count,
                       std::vector<GroupTapRow>& rows) const;
@@ -79,7 +79,7 @@ class GroupConvolution final : public Convolver {
   int64_t rows_at_once_ = 1;              // of outputs
   int64_t max_panel_pixels_ = 0;
   int64_t weight_pitch_ = 0;  // floats between taps
-  int64_t tile_floats_ = 0;   // sums of tiles, before what is folded is unfolded
+  int64_t tile_floats_ = 0;   // sums of tiles, before parts of a row are joined
   int64_t sum_floats_ = 0;
   int64_t bias_at_ = 0;  // in what is packed
   int64_t packed_floats_ = 0;

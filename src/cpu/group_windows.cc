@@ -26,8 +26,8 @@ constexpr int64_t outputs_per_edge = 12;
 constexpr int64_t conflict_floats = 1024;
 constexpr int64_t most_channels_in_place = 256;
 constexpr int64_t least_columns_in_place = 16;
-// Folding copies each position twice more, which takes as long as so many taps of an unfolded one.
-constexpr int64_t taps_of_fold = 16;
+// Parts of a row copy each position twice more, which takes as long as so many taps of a whole row.
+constexpr int64_t taps_of_parts = 16;
 constexpr int64_t max_position_floats = int64_t{1} << 22;
 
 // What so many outputs meet. The first of them may meet nothing: a stride can be longer than the kernel.
@@ -62,14 +62,14 @@ std::string GroupWindows::refusal(const std::array<Axis, 3>& axes, GroupSizes si
 }
 
 GroupWindows::GroupWindows(const std::array<Axis, 3>& axes, const TensorMap& fine, GroupSizes sizes,
-                           int64_t cut, const Isa& isa, Folding folding)
+                           int64_t cut, const Isa& isa, RowParts parts)
     : isa_(isa), axes_(axes), fine_(fine), sizes_(sizes) {
   choose_place(cut);
   choose_segments(cut);
-  if (folding == Folding::where_faster) choose_folds();
+  if (parts == RowParts::where_faster) choose_row_parts();
   choose_blocks();
-  if (folds_ > 1 && counts_[2] > 1) {  // a block has whole rows, or parts of one
-    folds_ = 1;
+  if (row_parts_ > 1 && counts_[2] > 1) {  // a block has whole rows, or parts of one
+    row_parts_ = 1;
     axes_[2].out = axes[2].out;
     choose_blocks();
   }
@@ -81,13 +81,13 @@ void GroupWindows::choose_blocks() {
 }
 
 // Parts of a row begin with the same class.
-void GroupWindows::choose_folds() {
+void GroupWindows::choose_row_parts() {
   const int64_t taps = axes_[0].kernel * axes_[1].kernel * axes_[2].kernel;
   const int64_t most = isa_.lanes / max_segment_;
-  if (!is_copy() || in_place_ || most < 2 || taps * (most - 1) < taps_of_fold * most) return;
+  if (!is_copy() || in_place_ || most < 2 || taps * (most - 1) < taps_of_parts * most) return;
   const int64_t columns = round_up(ceil_div(axes_[2].out, most), axes_[2].class_stride());
   if (columns >= axes_[2].out) return;
-  folds_ = ceil_div(axes_[2].out, columns);
+  row_parts_ = ceil_div(axes_[2].out, columns);
   axes_[2].out = columns;
 }
 
@@ -175,14 +175,8 @@ GroupBlock GroupWindows::block_at(int64_t index) const {
   return block;
 }
 
-int64_t GroupWindows::max_block_pixels() const {
-  int64_t pixels = 1;
-  for (size_t i = 0; i < 3; ++i) pixels *= ceil_div(axes_[i].out, counts_[i]);
-  return pixels;
-}
-
 double GroupWindows::staged_elements() const {
-  auto pixels = static_cast<double>(lanes_of_all() * sizes_.fine * folds_);
+  auto pixels = static_cast<double>(lanes_of_all() * sizes_.fine * row_parts_);
   for (size_t i = 0; i < 3; ++i) {
     pixels *= static_cast<double>(extent(axes_[i], ceil_div(axes_[i].out, counts_[i])) * counts_[i]);
   }
@@ -203,7 +197,7 @@ GroupView GroupWindows::staged_view(const GroupBlock& block, const float* window
 void GroupWindows::stage_row(TransferArguments t, const void* fine, int64_t element, Range met,
                              float* row) const {
   const int64_t shift = axes_[2].out / axes_[2].class_stride() * axes_[2].step();
-  for (int64_t fold = 0; fold < folds_; ++fold, row += t.cols, met.begin += shift, met.end += shift) {
+  for (int64_t part = 0; part < row_parts_; ++part, row += t.cols, met.begin += shift, met.end += shift) {
     const Range inside{std::clamp<int64_t>(met.begin, 0, axes_[2].in),
                        std::clamp<int64_t>(met.end, 0, axes_[2].in)};
     for (int64_t column = met.begin; column < met.end; ++column) {
@@ -259,7 +253,7 @@ void GroupWindows::stage(const void* fine, int64_t sample, const Range& segment,
       float* row = window + (d - met[0].begin) * plane_pitch_ + (h - met[1].begin) * row_pitch_;
       const int64_t line = sample * fine_.sample_stride + first_channel * fine_.channel_stride +
                            d * fine_.strides[0] + h * fine_.strides[1];
-      if (folds_ > 1) {
+      if (row_parts_ > 1) {
         stage_row(t, fine, line, met[2], row);
         continue;
       }

@@ -6,8 +6,8 @@
 // copy. Columns beside the fine side are zero. Rows and planes beside it are left out of sums. Windows that
 // would be plain copies may be left in place: then no tap may meet what is beside.
 //
-// Windows of few channels may be folded: lanes behind the channels have the same channels further along the
-// width, so that a vector has positions of several parts of a row.
+// Rows of few channels may be cut into parts: lanes behind the channels have the same channels further along
+// the width, so that a vector has positions of several parts of a row.
 #pragma once
 
 #include <array>
@@ -42,11 +42,11 @@ void copy_pixels(const float* from, int64_t from_stride, float* to, int64_t to_s
 
 class GroupWindows {
  public:
-  enum class Folding : uint8_t { never, where_faster };
+  enum class RowParts : uint8_t { never, where_faster };
 
   // `cut`: segments may not cross a multiple of this many channels.
   GroupWindows(const std::array<Axis, 3>& axes, const TensorMap& fine, GroupSizes sizes, int64_t cut,
-               const Isa& isa, Folding folding = Folding::never);
+               const Isa& isa, RowParts parts = RowParts::never);
 
   // Why there are none; empty where there are.
   static std::string refusal(const std::array<Axis, 3>& axes, GroupSizes sizes);
@@ -58,11 +58,9 @@ class GroupWindows {
   const std::vector<Range>& segments() const { return segments_; }
   int64_t max_segment() const { return max_segment_; }
   int64_t block_count() const { return counts_[0] * counts_[1] * counts_[2]; }
-  int64_t max_block_pixels() const;
   GroupBlock block_at(int64_t index) const;
   // Parts of a row that share vectors. Blocks have the columns of the first part.
-  int64_t folds() const { return folds_; }
-  int64_t fold_columns() const { return axes_[2].out; }
+  int64_t row_parts() const { return row_parts_; }
 
   // Floats between pixels, rows and planes of a window.
   int64_t pixel_pitch() const { return pixel_pitch_; }
@@ -88,7 +86,7 @@ class GroupWindows {
  private:
   void choose_place(int64_t cut);
   void choose_segments(int64_t cut);
-  void choose_folds();
+  void choose_row_parts();
   void choose_blocks();
   void cut_blocks(int64_t window_floats);
   void stage_row(TransferArguments t, const void* fine, int64_t element, Range met, float* row) const;
@@ -98,7 +96,7 @@ class GroupWindows {
   TensorMap fine_;
   GroupSizes sizes_;
   bool in_place_ = false;
-  int64_t folds_ = 1;
+  int64_t row_parts_ = 1;
   std::vector<Range> segments_;
   int64_t max_segment_ = 0;
   std::array<int64_t, 3> counts_{1, 1, 1};  // of blocks along an axis

@@ -29,11 +29,12 @@ help:
 demo: python
 	@scripts/demo.sh
 
+# Two processes of one thread each: those of more would wait for one another.
 test: python
 	@cmake --build --preset release
 	@ctest --preset release
 	@scripts/setup.sh python models
-	@ONEPASS_CACHE_DIR=$(CURDIR)/build/kernel_cache PYTHONPATH=python \
+	@ONEPASS_CACHE_DIR=$(CURDIR)/build/kernel_cache PYTHONPATH=python OMP_NUM_THREADS=1 \
 	  .venv/bin/python -m pytest -q --numprocesses=2 --dist=loadfile
 
 # In the same build folder as everything else: the core is compiled once.

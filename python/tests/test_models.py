@@ -26,6 +26,7 @@ def fused_norms(model: nn.Module) -> tuple[int, int]:
 @pytest.mark.parametrize("real", MODELS, ids=lambda real: real.name)
 def test_real_model(real: RealModel) -> None:
     pytest.importorskip(real.package)
+    torch.manual_seed(0)
     model = real.build()
     torch.manual_seed(0)
     fused = fuse(copy.deepcopy(model))

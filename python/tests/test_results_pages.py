@@ -84,14 +84,24 @@ def test_networks_are_compared_by_their_best_ways(results_pages: Any) -> None:
 
     ways = {"eager": way(9, 8, 10), "compile": way(6, 5, 7), "onepass, graphs": way(3, 2, 4)}
     row = {"ways": ways, "best": "onepass, graphs", "best_of_compile": "compile", "speedup": 2.0}
-    row |= {"right": True, "cudnn_benchmark": True}
+    row |= {"right": True, "cudnn_benchmark": True, "hash": "1"}
     models = {"date": "2026-01-01", "rows": {"net fp32 forward": row, "lost": {"ways": {}}}}
-    text = "\n".join(network_pages.section(models, results_pages.table))
+    models["device_code_hash"] = "2"
+    result = {"models": models, "benchmarks": {"device_code_hash": "2"}}
+
+    def section() -> str:
+        return "\n".join(network_pages.section(result, results_pages.table))
+
+    text = section()
     cells = "9.00 (8.00 to 10.00) | 6.00 (5.00 to 7.00) | 3.00 (2.00 to 4.00), graphs | 2.00 | 3 of 4 | 1 / 1"
     assert cells in text and "lost" not in text and "with cudnn.benchmark;" in text
+    assert "builds" not in text and "changed" not in text
     assert "mean 2.00, worst 2.00" in network_pages.sentences(models)[0]
     ways["eager"] = {"failed": "out of memory"}
-    assert "| failed | 6.00" in "\n".join(network_pages.section(models, results_pages.table))
+    assert "| failed | 6.00" in section()
     row["cudnn_benchmark"] = False
     assert not network_pages.sentences(models)
-    assert "not the fastest" in network_pages.section(models, results_pages.table)[2]
+    assert "not the fastest" in section()
+    models["rows"]["other fp32 forward"] = row | {"hash": "3"}
+    result["benchmarks"]["device_code_hash"] = "4"
+    assert "2 builds of the library. The device code has changed since." in section()

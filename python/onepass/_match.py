@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from onepass._trace import Trace, has_hooks
 _ADD = {"add": False, "add_": True, operator.add: False, operator.iadd: True, torch.add: False}
 _MUL = {"mul": False, "mul_": True, operator.mul: False, operator.imul: True, torch.mul: False}
 MOST_STAGES = 64  # of a block: longer chains are cut
+_SIZED = ("conv", "norm", "affine", "pointwise", "identity")  # stages whose sizes follow from the input's alone
 _IN_PLACE = {
     getattr(operator, name) for name in dir(operator) if name[0] == "i" and hasattr(operator, name[1:])
 }
@@ -82,6 +84,13 @@ class Chain:
         return max(least), min(most)
 
     @property
+    def size_reads(self) -> list[fx.Node]:
+        """The nodes beside it that ask for the sizes of what it computes on the way."""
+        own = set(self.nodes)
+        inner = [stage.nodes[-1] for stage in self.stages[:-1]]
+        return [user for node in inner for user in node.users if user not in own]
+
+    @property
     def externals(self) -> list[fx.Node]:
         """The nodes it reads, its input first."""
         own = set(self.nodes)
@@ -93,6 +102,8 @@ class Graph:
     """A traced graph read as stages."""
 
     singles = False  # whether a norm or a costly activation is worth a call
+    # Whether others may ask for the sizes of a value inside a chain: they are given them without it.
+    gives_sizes = False
 
     def __init__(
         self, traced: Trace, conv: str, mutating: Iterable[nn.Module], opaque: Iterable[nn.Module]
@@ -305,7 +316,7 @@ class Graph:
             if not self.taken.isdisjoint(stage.nodes):
                 continue
             before: list[Stage] = []
-            alone = set(stage.main.users) <= set(stage.nodes) and self.may_follow(stage.main, stage)
+            alone = self._readers(stage.main) <= set(stage.nodes) and self.may_follow(stage.main, stage)
             if stage.kind != "conv" and alone:
                 before = self._longest(stage.main, False, norm_follows or is_norm, room - 1)
             stages = self._without_hazards([*before, stage]) if last else [*before, stage]
@@ -319,7 +330,8 @@ class Graph:
             chain = Chain(stages)
             nodes = set(chain.nodes)
             shown = [i for i, stage in enumerate(stages) if not self._is_private(stage.mutated, chain)]
-            cut = shown[-1] + 1 if shown else self._first_after_write(chain, nodes)
+            shown += _last_of_unknown_sizes(stages)
+            cut = max(shown) + 1 if shown else self._first_after_write(chain, nodes)
             if cut == 0:
                 break
             stages = stages[cut:]
@@ -332,7 +344,15 @@ class Graph:
             return True
         own = set(chain.nodes)
         outside = [origin for origin in self.origins[mutated] if origin not in own]
-        return all(self.is_fresh(origin) and _has_one_reader(origin, chain) for origin in outside)
+        return all(self.is_fresh(origin) and self._has_one_reader(origin, chain) for origin in outside)
+
+    def _readers(self, node: fx.Node) -> set[fx.Node]:
+        """Who reads what a tensor holds."""
+        return {user for user in node.users if not (self.gives_sizes and asks_sizes(user))}
+
+    def _has_one_reader(self, node: fx.Node, chain: Chain) -> bool:
+        readers = self._readers(node)
+        return any(readers <= set(stage.nodes) for stage in chain.stages)
 
     def _first_after_write(self, chain: Chain, nodes: set[fx.Node]) -> int:
         """How many stages begin before another node writes a tensor that the chain or its backward reads."""
@@ -350,8 +370,19 @@ class Graph:
         return 0
 
 
-def _has_one_reader(node: fx.Node, chain: Chain) -> bool:
-    return any(set(node.users) <= set(stage.nodes) for stage in chain.stages)
+def asks_sizes(node: fx.Node) -> bool:
+    """Whether a node asks for the sizes of a tensor, or how many there are."""
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "ndimension", "numel", "nelement")
+    return node.target is getattr and node.args[1] in ("shape", "ndim")
+
+
+def _last_of_unknown_sizes(stages: list[Stage]) -> list[int]:
+    """The last stage that is asked for sizes which do not follow from the chain's input; none, or one."""
+    sized = list(itertools.accumulate((stage.kind in _SIZED for stage in stages), operator.and_))
+    nodes = set(Chain(stages).nodes)
+    asked = [not set(stage.nodes[-1].users) <= nodes for stage in stages[:-1]]
+    return [i for i, (known, reads) in enumerate(zip(sized, asked)) if reads and not known][-1:]
 
 
 def _two_operands(node: fx.Node) -> tuple[Any, Any]:

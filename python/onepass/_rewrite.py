@@ -112,18 +112,78 @@ def _replace(
     own.frozen = None if site.frozen is None else Frozen()
     call = Call(text, tuple(chain.modules), text, own, spec.bare, spec.alone)
     function = _fused(spec)
-    # As early as its operands allow, so that it reads its input where the first stage did.
+    # As early as its operands allow, so that it reads its input where the first stage did; but after what is
+    # asked of sizes on the way, which may be asserted.
     order = {node: index for index, node in enumerate(graph.nodes)}
-    anchor = max((nodes[0], *externals), key=order.__getitem__)
+    anchor = nodes[-1] if chain.size_reads else max((nodes[0], *externals), key=order.__getitem__)
     with graph.inserting_before(anchor.next):
         given = [parameter for stage in chain.stages for parameter in stage.given]
         parameters = [_given(tensors, parameter, replaced) for parameter in given]
         result = graph.call_function(function, (module, number, externals, parameters))
+    _give_sizes(graph, module, chain, replaced, name)
     replaced[nodes[-1]] = result
     nodes[-1].replace_all_uses_with(result)
     for node in reversed(nodes):
         graph.erase_node(node)
     return call
+
+
+def _give_sizes(
+    graph: fx.Graph, module: fx.Node, chain: Chain, replaced: dict[fx.Node, fx.Node], name: str
+) -> None:
+    """Who asks for the sizes of a value that is no longer there is given them by the chain's input."""
+    reads = chain.size_reads
+    if not reads:
+        return
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    with graph.inserting_before(min(reads, key=order.__getitem__)):
+        sizes = _sizes_node(graph, module, chain, replaced, name)
+    for read in reads:
+        with graph.inserting_before(read):
+            replaced[read] = _answer(graph, read, sizes)
+        read.replace_all_uses_with(replaced[read])
+        graph.erase_node(read)
+
+
+def _sizes_node(
+    graph: fx.Graph, module: fx.Node, chain: Chain, replaced: dict[fx.Node, fx.Node], name: str
+) -> fx.Node:
+    """The sizes that all values of the chain have, from what it reads first."""
+    first = chain.stages[0]
+    if first.kind != "conv":
+        return graph.call_function(getattr, (replaced.get(first.main, first.main), "shape"))
+    conv = Chain([first])
+    externals = list(dict.fromkeys(replaced.get(node, node) for node in conv.externals))
+    function = _convolved_sizes(first.text, _original(conv, externals, name))
+    return graph.call_function(function, (module, *externals))
+
+
+def _answer(graph: fx.Graph, read: fx.Node, sizes: fx.Node) -> fx.Node:
+    """What a node that asks for sizes gives."""
+    dimensions = [*read.args[1:], *read.kwargs.values()]
+    if read.target in ("numel", "nelement"):
+        return graph.call_method("numel", (sizes,))
+    if read.target in ("dim", "ndimension") or dimensions == ["ndim"]:
+        return graph.call_function(len, (sizes,))
+    if dimensions in ([], ["shape"], [None]):
+        return sizes
+    return graph.call_function(operator.getitem, (sizes, dimensions[0]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _convolved_sizes(text: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the sizes of a convolution's output; what it does not take PyTorch's answers."""
+    conv = describe(text).conv
+
+    def sizes(module: Any, input: Tensor, *others: Any) -> torch.Size:
+        shape = input.shape
+        if len(shape) == conv.rank + 2 and shape[1] == conv.in_channels:
+            output = conv.output_shape(shape)
+            if min(output) > 0:
+                return torch.Size(output)
+        return original(module, input, *others).shape
+
+    return sizes
 
 
 class _Tensors:

@@ -45,6 +45,8 @@ def _why_not_swappable(module: nn.Module) -> str | None:
 class Rewriter:
     """Traces one module in both modes, finds the chains of its own forward and makes its variants."""
 
+    gives_sizes = True  # Graph.gives_sizes
+
     def __init__(self, module: nn.Module, name: str, conv: str, numerics: str | None = None) -> None:
         self.module = module
         self.name = name
@@ -104,6 +106,7 @@ class Rewriter:
     def _graph(self, traced: Trace, mutating: Iterable[nn.Module], whole: Trace) -> Graph:
         graph = Graph(traced, self.conv, mutating, whole.opaque)
         # A call chooses who runs it (_cpu.takes_alone). On a GPU that would cost more than it gains.
+        graph.gives_sizes = self.gives_sizes
         graph.singles = all(parameter.is_cpu for parameter in self.module.parameters())
         return graph
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
 import gc
 import inspect
 import operator
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.proxy import ParameterProxy, TraceError
+from torch.fx.proxy import Attribute, ParameterProxy, TraceError
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _facts
@@ -182,7 +183,28 @@ def _contexts() -> tuple[bool, ...]:
     )
 
 
-class _Typed:
+class _Unpacked:
+    """Notes how many values a proxy is unpacked into, and those that are read from it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Attribute(self, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        caller = sys._getframe(1)
+        place, code = caller.f_lasti, caller.f_code.co_code
+        is_long = place >= 2 and dis.opname[code[place - 2]] == "EXTENDED_ARG"  # more than 255 names
+        if dis.opname[code[place]] != "UNPACK_SEQUENCE" or is_long:
+            return self.tracer.iter(self)
+        count = code[place + 1]
+        self.tracer.create_proxy("call_function", require_length, (self, count), {})
+        return iter([self[i] for i in range(count)])
+
+
+class _Attribute(_Unpacked, Attribute):
+    """Of a value: its sizes, or a method that is called."""
+
+
+class _Typed(_Unpacked):
     """Says that a proxy is a tensor to user code that asks, and stops the trace where that is not known."""
 
     @property
@@ -199,6 +221,14 @@ class _Typed:
         if name not in ("node", "tracer", "param", "name"):
             raise Refused(f"its forward sets the attribute {name} of a tensor")
         super().__setattr__(name, value)
+
+
+def require_length(value: Any, count: int) -> None:
+    """Raises as unpacking a value into so many names does: torch.fx records its elements alone."""
+    if len(value) > count:
+        raise ValueError(f"too many values to unpack (expected {count})")
+    if len(value) < count:
+        raise ValueError(f"not enough values to unpack (expected {count}, got {len(value)})")
 
 
 def _in_place(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:

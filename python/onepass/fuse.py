@@ -121,7 +121,7 @@ class Session:
         """Fuses them all."""
         for rewriter in reversed(self.rewriters()):  # inner ones first: outer ones watch the classes
             _swap.install(rewriter)
-            self.fused |= rewriter.replaced
+            self.fused |= rewriter.replaced | {rewriter.module}
         for name, module in self.model.named_modules():
             if isinstance(module, NORMS) and module not in self.fused:
                 self.reasons[name] = self.unfused.get(

@@ -33,8 +33,14 @@ def start(*arguments: str, path: str = "", **options: object) -> subprocess.Pope
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_take_interrupts,
         **options,
     )
+
+
+def _take_interrupts() -> None:
+    """A shell gives programs in the background the setting to ignore them, and their children inherit it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 # --- Help --------------------------------------------------------------------------------------------

@@ -456,6 +456,27 @@ def test_shapes_of_a_model_that_looks_at_values(tmp_path: pathlib.Path) -> None:
     assert "leaky_relu" not in re.findall(r"^#   (.*)", text)  # not the model's own forward
 
 
+def test_a_forward_may_read_sizes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sizes.py"
+    line = "return torch.relu(self.norm(self.conv(x)))"
+    assert line in SMALL
+    reads = f"""x = {line[7:]}
+        torch._assert(x.ndim == 4, "four")
+        n, c, h, w = x.shape
+        return x.reshape(n, c, h * w)"""
+    path.write_text(SMALL.replace(line, reads))
+    path.with_name("new.py").write_text(export.export(str(path), "sm_90a", "fuse", False, "new.py"))
+    module = load(path.with_name("new.py"))
+    calls = run_on_cpu(module, monkeypatch)
+    old, new = module.Model(), module.ModelNew()
+    old.load_state_dict(new.state_dict())
+    for samples in (4, 3):
+        x = torch.rand(samples, 3, 12, 12)
+        with torch.no_grad():
+            torch.testing.assert_close(new(x), old(x), rtol=1e-4, atol=1e-5)
+    assert len(calls) == 2 and module.ModelNew.why() == {}
+
+
 def test_headers_declare_different_names() -> None:
     """Kernels of all headers stand in one namespace of an exported file."""
     files = dict(json.loads(torch.ops.onepass.cuda_device_code()))

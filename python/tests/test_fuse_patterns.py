@@ -43,6 +43,88 @@ def image(*sizes: int) -> Tensor:
     return torch.randn(*(sizes or (2, 4, 6, 5)))
 
 
+# --- Sizes that are asked for on the way ---------------------------------------------------------------------
+
+BLOCK = f"{CONV} | group_norm(2) | relu"
+
+
+def _unpacked(m: Lambda, x: Tensor) -> Tensor:
+    x = m.conv(x)
+    batch, channels = x.size()[:2]
+    x = m.norm(x)
+    height, width = x.shape[-2:]
+    return F.relu(x).view(batch, channels, height * width)
+
+
+def _asserted(m: Lambda, x: Tensor) -> Tensor:
+    x = m.conv(x)
+    torch._assert(x.ndim == 4, f"{x.ndim} dimensions")
+    x = m.norm(x)
+    torch._assert(x.dim() == 4, "four dimensions")
+    return F.relu(x)
+
+
+def _counted(m: Lambda, x: Tensor) -> Tensor:
+    x = m.norm(m.conv(x))
+    values = x.numel() / x.size(dim=-1) / x.size(2)
+    return F.relu(x, inplace=True) / values
+
+
+def _functional(m: Lambda, x: Tensor) -> Tensor:
+    x = F.conv2d(x, m.conv.weight, m.conv.bias, padding=1)
+    return F.relu(m.norm(x)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("function", [_unpacked, _asserted, _counted, _functional], ids=lambda function: function.__name__)
+def test_sizes_may_be_asked_for_on_the_way(function) -> None:
+    fused = check(Lambda(function), image(), expect=[BLOCK])
+    model = fuse(Lambda(function).eval())
+    with torch.no_grad():
+        small, wide = image(1, 4, 3, 3), image(3, 4, 8, 9)
+        for x in (small, wide):
+            torch.testing.assert_close(model(x), function(model, x), rtol=1e-4, atol=1e-5)
+    assert not report(fused).fallbacks
+
+
+def test_sizes_after_a_sum_cut_the_block() -> None:
+    """Its operands may make it larger."""
+
+    def forward(m: Lambda, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        y = y + torch.tanh(y)
+        return F.relu(m.norm(y)).view(y.shape)
+
+    check(Lambda(forward), image(), expect=["tanh | residual_add", "group_norm(2) | relu"])
+
+
+def test_timms_convolutions_with_batch_norm_are_one_block() -> None:
+    layers = pytest.importorskip("timm.layers")
+    model = layers.ConvNormAct(4, 8, 3).eval()
+    fused = fuse(copy.deepcopy(model))
+    with torch.no_grad():
+        for sizes in ((2, 4, 6, 5), (1, 4, 9, 9)):
+            x = image(*sizes)
+            torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+    assert blocks(fused) == ["conv2d(4,8,k=3,p=1,bias=false) | channel_mul | channel_add | relu"]
+    assert not report(fused).skipped
+    for wrong in (image(4, 6, 5), image(2, 5, 6, 5)):
+        errors = []
+        for each in (fused, model):
+            with pytest.raises(Exception) as caught:
+                each(wrong)
+            errors.append(caught.type)
+        assert errors[0] is errors[1]
+
+
+def test_sizes_asked_for_on_the_way_compile() -> None:
+    model = fuse(Lambda(_unpacked).eval())
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for sizes in ((2, 4, 6, 5), (3, 4, 8, 9)):
+        x = image(*sizes)
+        torch.testing.assert_close(compiled(x), _unpacked(model, x), rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()
+
+
 # --- Activations --------------------------------------------------------------------------------------------
 
 ACTIVATION_MODULES = [

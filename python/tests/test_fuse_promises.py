@@ -1035,7 +1035,28 @@ def test_scripting_names_unfuse() -> None:
 
 
 SIZES = [(0, 3, 5, 4), (2, 3, 0, 4), (2, 3, 5, 0), (0, 3, 0, 0), (2, 0, 5, 4), (2, 3, 1, 1), (1, 3, 2, 1)]
+
+
+class Sized(nn.Module):
+    """Asks for the sizes of what the convolution gives, or of the input where there is none."""
+
+    def __init__(self, conv: nn.Module, channels: int, assertion: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.assertion = conv, nn.GroupNorm(1, channels), assertion
+
+    def forward(self, x):
+        x = self.conv(x)
+        if self.assertion:
+            torch._assert(x.ndim == 4, "four are wanted")
+            return F.silu(self.norm(x))
+        batch, channels, height, width = x.shape
+        return F.silu(self.norm(x)).view(batch, channels, height * width)
+
+
 MAKES = {
+    "sized": lambda: Sized(nn.Conv2d(3, 4, 3, padding=1), 4, False),
+    "asserted": lambda: Sized(nn.Conv2d(3, 4, 3, padding=1), 4, True),
+    "unpacked": lambda: Sized(nn.Identity(), 3, False),
     "padded": simple,
     "wrapped": Wrapped,
     "valid": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import inspect
 import io
@@ -122,6 +123,8 @@ class Writer:
         """A name in the file for what traced code refers to."""
         qualified = getattr(value, "__qualname__", getattr(value, "__name__", ""))
         found: Any = inspect.getmodule(type(self.model))
+        if getattr(builtins, qualified, None) is value and not hasattr(found, qualified):
+            return qualified
         for part in qualified.split("."):
             found = getattr(found, part, None)
         if qualified and found is value:

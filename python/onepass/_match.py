@@ -122,6 +122,11 @@ class Graph:
             self.stages[node] = list(self._read(node))
             self.origins[node] = self._origins(node)
         self.mutators = {node: mutated for node in self.nodes if (mutated := self._mutated(node))}
+        # The memory that each of them may write, and whether it is only possible that it does.
+        self.writes = [
+            (node, set().union(*(self.origins[target] for target in mutated)), self._is_opaque(node))
+            for node, mutated in self.mutators.items()
+        ]
         self.taken: set[fx.Node] = set()
 
     def module(self, node: fx.Node) -> nn.Module:
@@ -358,14 +363,11 @@ class Graph:
         """How many stages begin before another node writes a tensor that the chain or its backward reads."""
         first, last = self.order[chain.nodes[0]], self.order[chain.nodes[-1]]
         read = set().union(*(self.origins[node] for node in chain.externals))
-        for node, mutated in reversed(self.mutators.items()):
-            if (
-                node in nodes
-                or self.order[node] < first
-                or (self.order[node] > last and self._is_opaque(node))
-            ):
+        for node, written, is_opaque in reversed(self.writes):
+            place = self.order[node]
+            if node in nodes or place < first or (place > last and is_opaque):
                 continue
-            if not read.isdisjoint(set().union(*(self.origins[target] for target in mutated))):
+            if not read.isdisjoint(written):
                 return sum(self.order[stage.nodes[0]] < self.order[node] for stage in chain.stages)
         return 0
 

@@ -421,7 +421,7 @@ def test_kernels_that_cannot_be_built_leave_the_original_code(
         tried.append(1)
         raise OSError("no compiler")
 
-    monkeypatch.setattr(torch.utils.cpp_extension, "load_inline", fail)
+    monkeypatch.setattr("torch.utils.cpp_extension.load_inline", fail)
     module = exported(tmp_path, "small", "train")
     gpu = types.SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
@@ -475,6 +475,25 @@ def test_a_forward_may_read_sizes(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         with torch.no_grad():
             torch.testing.assert_close(new(x), old(x), rtol=1e-4, atol=1e-5)
     assert len(calls) == 2 and module.ModelNew.why() == {}
+
+
+def test_exported_unpacking_takes_as_many_values_as_the_originals(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sizes.py"
+    reads = "n, c, h, w = x.shape\n        return torch.relu(self.norm(self.conv(x))) * h"
+    path.write_text(SMALL.replace("return torch.relu(self.norm(self.conv(x)))", reads))
+    path.with_name("new.py").write_text(export.export(str(path), "sm_90a", "fuse", False, "new.py"))
+    module = load(path.with_name("new.py"))
+    run_on_cpu(module, monkeypatch)
+    x = torch.rand(4, 3, 12, 12)
+    old, new = module.Model(), module.ModelNew()
+    old.load_state_dict(new.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(new(x), old(x), rtol=1e-4, atol=1e-4)
+    for model in (old, new):
+        with pytest.raises(ValueError, match="not enough values to unpack .expected 4, got 3"):
+            model(x[0])
 
 
 def test_headers_declare_different_names() -> None:

@@ -17,6 +17,7 @@ from onepass import _rounding
 from onepass._match import Chain
 from onepass._stage import Affine, Attribute, BatchNorm
 from onepass._stages import CONV_TYPES, exact_type
+from onepass._trace import require_length
 from onepass.exporting.chains import Found
 
 MARK = "onepass_export_"  # before the names of the blocks in code that torch.fx writes
@@ -54,6 +55,9 @@ def statements(graph: fx.Graph, name_of: Callable[[str, Any], str]) -> list[str]
     text = "\n".join(re.sub(r"\s*#.*$", "", line) if "'" not in line else line for line in body)
     text = re.sub(rf"\w*{MARK}(\w+)\(", r"\1(self, ", text)
     for name, value in code.globals.items():
+        if value is require_length:
+            text = re.sub(rf"^\w+ = {name}\((\w+), (\d+)\)(?:;  [\w =]* = None)?$", _unpacking, text, flags=re.M)
+            continue
         if MARK in name or name in ("torch", "device", "inf", "nan", "NoneType"):
             continue
         if isinstance(getattr(value, "__name__", None), str) and value.__name__ == name == "torch":
@@ -64,6 +68,11 @@ def statements(graph: fx.Graph, name_of: Callable[[str, Any], str]) -> list[str]
     # One statement and its return are one line.
     text = re.sub(r"(?:^|(?<=\n))(\w+) = (.*?)(?:;  [\w =]* = None)?\nreturn \1$", r"return \2", text)
     return text.splitlines()
+
+
+def _unpacking(match: re.Match[str]) -> str:
+    """Raises where there are more or fewer values."""
+    return "_, " * int(match.group(2)) + f"= {match.group(1)}"
 
 
 def _functional(match: re.Match[str]) -> str:

@@ -18,7 +18,7 @@ from onepass._match import Chain
 from onepass._rewrite import fit
 from onepass._rewriter import Rewriter
 from onepass._stage import Affine, Attribute, Operand
-from onepass._trace import Pattern, Trace, is_variadic, parameters_of, require_length
+from onepass._trace import Pattern, Trace, is_variadic, parameters_of
 from onepass.exporting.plans import BATCH
 from onepass.fuse import Session
 from onepass.optimizing.model_file import Arguments, ModelFile, as_arguments
@@ -78,9 +78,6 @@ class _Finder(Rewriter):
     gives_sizes = False  # an exported forward has no code for it
 
     def _variant(self, traced: Trace, chains: list[Chain], pattern: Pattern) -> Variant:
-        for node in traced.graph.nodes:
-            if node.target is require_length:  # the example's inputs fit, and others run the original
-                traced.graph.erase_node(node)
         return Variant(traced.training, pattern, traced, chains)
 
 

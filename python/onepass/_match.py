@@ -109,6 +109,7 @@ class Graph:
         self, traced: Trace, conv: str, mutating: Iterable[nn.Module], opaque: Iterable[nn.Module]
     ) -> None:
         self.root = traced.root
+        self.called: dict[str, nn.Module] = {}  # by path
         self.training = traced.training
         self.recorder = traced.recorder
         self.nodes = list(traced.graph.nodes)
@@ -131,7 +132,10 @@ class Graph:
 
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a call_module node calls."""
-        return self.root.get_submodule(str(node.target))
+        path = str(node.target)
+        if path not in self.called:
+            self.called[path] = self.root.get_submodule(path)
+        return self.called[path]
 
     def read(self, node: fx.Node) -> nn.Module:
         """The module that a call_module node calls, for reading attributes: they become facts."""
@@ -335,7 +339,8 @@ class Graph:
             chain = Chain(stages)
             nodes = set(chain.nodes)
             shown = [i for i, stage in enumerate(stages) if not self._is_private(stage.mutated, chain)]
-            shown += _last_of_unknown_sizes(stages)
+            if self.gives_sizes:
+                shown += _last_of_unknown_sizes(stages)
             cut = max(shown) + 1 if shown else self._first_after_write(chain, nodes)
             if cut == 0:
                 break

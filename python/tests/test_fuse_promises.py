@@ -1244,12 +1244,12 @@ def test_a_copy_costs_no_more_than_a_plain_one() -> None:
     assert statistics.median(ratios) < 1.5, ratios
 
 
-def test_fusing_fifty_blocks_takes_less_than_two_seconds() -> None:
+def test_fusing_fifty_blocks_takes_less_than_three_seconds() -> None:
     models = [Deep(50) for _ in range(3)]
     fuse(Deep(5))
     taken = [seconds(lambda model=model: fuse(model), 1) for model in models]
     assert all(len(blocks(model)) >= 100 for model in models)
-    assert min(taken) < 2.0, taken
+    assert min(taken) < 3.0, taken  # 1.7 on a Xeon at 2.5 GHz, 2.4 beside other work
 
 
 # --- 8. torch.compile ---------------------------------------------------------------------------------------

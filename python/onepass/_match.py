@@ -21,7 +21,8 @@ from onepass._trace import Trace, has_hooks
 _ADD = {"add": False, "add_": True, operator.add: False, operator.iadd: True, torch.add: False}
 _MUL = {"mul": False, "mul_": True, operator.mul: False, operator.imul: True, torch.mul: False}
 MOST_STAGES = 64  # of a block: longer chains are cut
-_SIZED = ("conv", "norm", "affine", "pointwise", "identity")  # stages whose sizes follow from the input's alone
+# Stages whose sizes follow from those of the input alone.
+_SIZED = ("conv", "norm", "affine", "pointwise", "identity")
 _IN_PLACE = {
     getattr(operator, name) for name in dir(operator) if name[0] == "i" and hasattr(operator, name[1:])
 }
@@ -373,7 +374,7 @@ class Graph:
             if node in nodes or place < first or (place > last and is_opaque):
                 continue
             if not read.isdisjoint(written):
-                return sum(self.order[stage.nodes[0]] < self.order[node] for stage in chain.stages)
+                return sum(self.order[stage.nodes[0]] < place for stage in chain.stages)
         return 0
 
 

@@ -105,8 +105,8 @@ class Rewriter:
 
     def _graph(self, traced: Trace, mutating: Iterable[nn.Module], whole: Trace) -> Graph:
         graph = Graph(traced, self.conv, mutating, whole.opaque)
-        # A call chooses who runs it (_cpu.takes_alone). On a GPU that would cost more than it gains.
         graph.gives_sizes = self.gives_sizes
+        # A call chooses who runs it (_cpu.takes_alone). On a GPU that would cost more than it gains.
         graph.singles = all(parameter.is_cpu for parameter in self.module.parameters())
         return graph
 

@@ -75,7 +75,7 @@ def _functional(m: Lambda, x: Tensor) -> Tensor:
     return F.relu(m.norm(x)).reshape(x.shape)
 
 
-@pytest.mark.parametrize("function", [_unpacked, _asserted, _counted, _functional], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", [_unpacked, _asserted, _counted, _functional])
 def test_sizes_may_be_asked_for_on_the_way(function) -> None:
     fused = check(Lambda(function), image(), expect=[BLOCK])
     model = fuse(Lambda(function).eval())

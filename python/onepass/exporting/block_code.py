@@ -56,7 +56,8 @@ def statements(graph: fx.Graph, name_of: Callable[[str, Any], str]) -> list[str]
     text = re.sub(rf"\w*{MARK}(\w+)\(", r"\1(self, ", text)
     for name, value in code.globals.items():
         if value is require_length:
-            text = re.sub(rf"^\w+ = {name}\((\w+), (\d+)\)(?:;  [\w =]* = None)?$", _unpacking, text, flags=re.M)
+            line = rf"^\w+ = {name}\((\w+), (\d+)\)(?:;  [\w =]* = None)?$"
+            text = re.sub(line, _unpacking, text, flags=re.MULTILINE)
             continue
         if MARK in name or name in ("torch", "device", "inf", "nan", "NoneType"):
             continue

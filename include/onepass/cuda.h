@@ -23,7 +23,8 @@ ONEPASS_API int device_count();
 ONEPASS_API std::string describe_device(int index);
 
 // The peak rates of a GPU that plans assume. Bytes are those that a large copy reads and writes in a second.
-// Operations are multiply-adds, counted as two each: in fp32 on CUDA cores, in tf32 on tensor cores.
+// Operations are multiply-adds, counted as two each: in fp32 on CUDA cores, in tf32 on tensor cores (what a large
+// matrix product reaches).
 struct Rates {
   double bytes_per_second = 0;
   double flops = 0;

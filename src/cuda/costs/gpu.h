@@ -44,6 +44,8 @@ const Gpu* typical_gpu(std::string_view architecture);
 
 // The copy rate of a GPU by its name; 0 where none was measured.
 double measured_copy_rate(std::string_view name);
+// tf32 operations a second of a large matrix product: measured, or what the tensor cores could do.
+double reached_tensor_flops(const Gpu& gpu);
 
 // A large copy reaches this share of what memory clock and bus width give: 0.88 on an H200 (2026-11-15).
 inline constexpr double copy_share = 0.88;

@@ -69,7 +69,7 @@ Rates device_rates(int index) { return device_rates(Device::cuda(index)); }
 
 Rates device_rates(const Device& device) {
   const Gpu& gpu = gpu_of(device);
-  return {gpu.bytes_per_second, gpu.flops, gpu.tensor_flops()};
+  return {gpu.bytes_per_second, gpu.flops, reached_tensor_flops(gpu)};
 }
 
 Memory::Memory(int device, size_t bytes) : device_(device), bytes_(bytes) {

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Fits the costs of rows and of PyTorch's convolutions to the sweep: src/cuda/costs/fitted.inc.
+"""Fits the costs of rows to the sweep (src/cuda/costs/fitted.inc), and trees to PyTorch's convolutions
+(costs/convolution_*.inc).
 
-    python3 scripts/fit_costs.py [results/nvidia-h200.json] [--dry]
+    .venv/bin/python scripts/fit_costs.py [results/nvidia-h200.json] [--dry]
 
-A cost formula gets one factor for each row and element size, and one for each class of PyTorch's
-convolutions: the median of measured over predicted time, drawn towards 1 where few problems have measured it.
-The sweep's predictions hold the factors of the table it ran with, so new factors multiply those. The table's
-head names the GPU, its driver and the versions; the data are "sweep" of the results.
+A row's formula gets one factor for each element size: the median of measured over predicted time, drawn
+towards 1 where few problems have measured it. The sweep's predictions hold the factors of the table it ran
+with, so new factors multiply those. The data are "sweep" of the results.
+The trees are fitted to "convolutions" of the results, and judged by problems that they did not see. Tables
+begin with the GPU, its driver and the versions.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ import sys
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TABLE = ROOT / "src" / "cuda" / "costs" / "fitted.inc"
+COSTS = ROOT / "src" / "cuda" / "costs"
+TABLE = COSTS / "fitted.inc"
 sys.path.append(str(ROOT / "bench" / "sweep"))
 
-from sweep_problems import Problem, draw  # noqa: E402
+from sweep_problems import draw  # noqa: E402
 
-WIDE_CHANNELS = 16  # framework::wide_channels
+PASSES = ("forward", "input", "weight")  # of a convolution
 DOUBTS = 3  # a factor of so many problems is half of what they say, in logarithms
 LEAST_SECONDS = 8e-6  # shorter ones are launches
 
-Key = tuple[str, int]  # a row or a class of PyTorch's convolutions, bytes of an element
+Key = tuple[str, int]  # a row, bytes of an element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +48,6 @@ class Fit:
     rarely: float  # exceeded by one of ten
 
 
-def torch_class(problem: Problem) -> str:
-    """The class of PyTorch's convolution: the same as in choice/framework.cc."""
-    conv = problem.conv
-    assert conv is not None
-    inside, outside = (count // conv.groups for count in conv.channels)
-    kind = "wide" if min(conv.channels) >= WIDE_CHANNELS else "thin"
-    if conv.groups > 1:
-        kind = "depthwise" if max(inside, outside) == 1 else "grouped"
-    words = ["torch", kind] + ["transposed"] * conv.transposed + ["backward"] * problem.gradients
-    return "_".join(words)
-
-
 def samples(sweep: dict) -> Iterator[tuple[Key, float, float]]:
     """Keys with predicted and measured seconds."""
     for entry in sweep["entries"]:
@@ -66,9 +57,6 @@ def samples(sweep: dict) -> Iterator[tuple[Key, float, float]]:
         for name, row in entry.get("rows", {}).items():
             if "seconds" in row:
                 yield (name, problem.element_bytes), row["predicted"], row["seconds"]
-        if "torch_conv" in entry:
-            found = entry["torch_conv"]
-            yield (torch_class(problem), problem.element_bytes), found["predicted"], found["seconds"]
 
 
 def fit(ratios: list[float]) -> Fit:
@@ -102,14 +90,18 @@ def known() -> dict[Key, float]:
     return {(m[1], int(m[2])): float(m[3]) for m in found if m}
 
 
+def provenance(result: dict, part: str) -> str:
+    """The head of a table."""
+    of, device = result[part], result["device"]["description"].split(" from ")[0]
+    return f"// {device}; {of['date']}, PyTorch {of['torch']}, cuDNN {of['cudnn']}"
+
+
 def table(result: dict, found: dict[Key, Fit], before: dict[Key, float]) -> str:
     """The file."""
-    sweep, device = result["sweep"], result["device"]
     lines = [
-        "// Written by scripts/fit_costs.py: do not edit. A row or a class of PyTorch's convolutions, bytes",
-        "// of an element, factor on the cost, problems, typical and rare distance of predictions.",
-        f"// {device['description'].split(' from ')[0]}; {sweep['date']}, PyTorch {sweep['torch']}, "
-        f"cuDNN {sweep['cudnn']}",
+        "// Written by scripts/fit_costs.py: do not edit. A row, bytes of an element, factor on the cost,",
+        "// problems, typical and rare distance of predictions.",
+        provenance(result, "sweep"),
     ]
     for name, size in sorted(found.keys() | before.keys()):
         own, old = found.get((name, size)), before.get((name, size), 1.0)
@@ -120,8 +112,40 @@ def table(result: dict, found: dict[Key, Fit], before: dict[Key, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def fit_rows(result: dict, dry: bool) -> None:
+    """Factors of rows."""
+    found = fits(result["sweep"])
+    for (name, size), own in found.items():
+        print(
+            f"{name:28} {size} bytes: {own.factor:5.2f} of {own.problems:3} problems, "
+            f"off by {own.before:.2f} before, {own.typical:.2f} after, {own.rarely:.2f} rarely"
+        )
+    if not dry:
+        TABLE.write_text(table(result, found, known()))
+        print(f"wrote {TABLE.relative_to(ROOT)}")
+
+
+def fit_convolutions(result: dict, dry: bool) -> None:
+    """Trees for each pass."""
+    import fit_trees
+
+    for name in PASSES:
+        data = fit_trees.data_of(result["convolutions"]["entries"], name)
+        for of, errors in fit_trees.cross_validated(data).items():
+            print(f"{name:8} {of:6}: {errors.problems} problems, {errors}")
+        if not dry:
+            lines = [
+                "// Written by scripts/fit_costs.py: do not edit. Features, thresholds and leaves of a tree.",
+                provenance(result, "convolutions"),
+                *(tree.text() for tree in fit_trees.fit(data.features, data.targets)),
+            ]
+            path = COSTS / f"convolution_{name}.inc"
+            path.write_text("\n".join(lines) + "\n")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
 def main() -> None:
-    """Prints the fits, and writes the table."""
+    """Prints the fits, and writes the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -129,15 +153,10 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print alone")
     options = parser.parse_args()
     result = json.loads(pathlib.Path(options.results).read_text())
-    found = fits(result["sweep"])
-    for (name, size), own in found.items():
-        print(
-            f"{name:28} {size} bytes: {own.factor:5.2f} of {own.problems:3} problems, "
-            f"off by {own.before:.2f} before, {own.typical:.2f} after, {own.rarely:.2f} rarely"
-        )
-    if not options.dry:
-        TABLE.write_text(table(result, found, known()))
-        print(f"wrote {TABLE.relative_to(ROOT)}")
+    if "sweep" in result:
+        fit_rows(result, options.dry)
+    if "convolutions" in result:
+        fit_convolutions(result, options.dry)
 
 
 if __name__ == "__main__":

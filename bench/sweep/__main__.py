@@ -2,6 +2,7 @@
 
     python3 bench/sweep [--device cuda] [--seed 1] [--count 200] [--seconds 200] [--only PATTERN] [--again]
     python3 bench/sweep --device cpu --threads 2 --count 40
+    python3 bench/sweep --convolutions [--seed 1] [--count 200] [--seconds 200]
 
 On a GPU several processes first compile and check every problem against fp64; then one after the other is
 timed alone. Of each: GPU time with the host hidden behind a delay kernel, its floor, the time of a call, the
@@ -10,6 +11,7 @@ both layouts, cudnn.benchmark on and off), one of --rows on every row that takes
 
 It is written to "sweep" of results/<device>.json after every problem; a later run measures what is missing or
 was measured with other kernels. On a CPU: fp32, calls alone, against eager in both layouts.
+With --convolutions PyTorch's convolutions alone are timed, for scripts/fit_costs.py.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ import gpu_results  # noqa: E402
 gpu_results.keep_bytecode()
 
 import sweep_calls  # noqa: E402
+import sweep_convolutions  # noqa: E402
 import sweep_figures  # noqa: E402
 import torch  # noqa: E402
 from sweep_clock import CpuClock, GpuClock, digits, ratio_in, with_benchmark  # noqa: E402
@@ -278,6 +281,19 @@ class Results:
             self.path.write_text(json.dumps(whole, indent=1) + "\n")
 
 
+def measure_convolutions(options: argparse.Namespace) -> None:
+    """Adds to "convolutions" of the device's file of results."""
+    described = gpu_results.describe_device()
+    entries = gpu_results.read(described, "convolutions").get("entries", [])
+    known = {(entry["of"], entry["seed"], entry["number"]) for entry in entries}
+    end, clock = BEGIN + options.seconds, GpuClock()
+    found = sweep_convolutions.measure(options.seed, options.count, end, clock.hidden[False].seconds)
+    entries += [entry for entry in found if (entry["of"], entry["seed"], entry["number"]) not in known]
+    content = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "entries": entries}
+    gpu_results.write(described, "convolutions", content)
+    print(f"{len(found)} convolutions in {time.monotonic() - BEGIN:.0f} s, {len(entries)} in all")
+
+
 def summarise(entries: list[Entry], device: str) -> None:
     """The worst ones with their reasons, then the lines of the table."""
     good = [entry for entry in entries if "error" not in entry]
@@ -315,12 +331,15 @@ def main() -> None:
     parser.add_argument("--compilers", action="store_true", help="torch.compile on a CPU too")
     parser.add_argument("--threads", type=int, default=2, help="of a CPU")
     parser.add_argument("--note", default="", help="what a reader of the results should know")
+    parser.add_argument("--convolutions", action="store_true", help="PyTorch's alone")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("sweep: PyTorch sees no GPU")
     if options.device == "cpu":
         torch.set_num_threads(options.threads)
     os.makedirs(os.environ["TORCHINDUCTOR_CACHE_DIR"], exist_ok=True)
+    if options.convolutions:
+        return measure_convolutions(options)
     entries = Sweep(options).run()
     summarise(entries, options.device)
     if any("error" in entry for entry in entries):

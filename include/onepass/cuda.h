@@ -23,8 +23,8 @@ ONEPASS_API int device_count();
 ONEPASS_API std::string describe_device(int index);
 
 // The peak rates of a GPU that plans assume. Bytes are those that a large copy reads and writes in a second.
-// Operations are multiply-adds, counted as two each: in fp32 on CUDA cores, in tf32 on tensor cores (what a large
-// matrix product reaches).
+// Operations are multiply-adds, counted as two each: in fp32 on CUDA cores, in tf32 on tensor cores (what a
+// large matrix product reaches).
 struct Rates {
   double bytes_per_second = 0;
   double flops = 0;
@@ -138,6 +138,10 @@ ONEPASS_API bool is_worth_training(const BackwardProblem& problem);
 // where the block has none.
 ONEPASS_API double framework_seconds(const Problem& problem);
 ONEPASS_API double framework_seconds(const BackwardProblem& problem);
+
+// What the prediction of PyTorch's convolution is made from (src/cuda/costs/convolution.h); the seconds that
+// it is a factor on come last.
+ONEPASS_API std::vector<double> convolution_features(const Problem& problem);
 
 // Median seconds of GPU time of a row of the table, cold caches, on zeros in memory of its own. Throws Error
 // where the row does not exist, does not compile or memory does not suffice. The row must take the problem.

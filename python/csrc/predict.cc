@@ -62,6 +62,16 @@ double tensor_flops(const std::string& device) {
   return cuda::device_rates(Device::parse(device)).tensor_flops;
 }
 
+// What trees of costs compare, then the seconds that they are a factor on.
+std::string convolution_features(const std::string& block, const std::vector<int64_t>& sizes,
+                                 const std::string& mode, const std::string& layout,
+                                 const std::string& device) {
+  std::ostringstream out;
+  for (const double value : cuda::convolution_features(problem_of(block, sizes, mode, layout, device, 1)))
+    out << value << ' ';
+  return out.str();
+}
+
 // A line for each row: its name, then its predicted seconds or why it refuses.
 std::string rows(const std::string& block, const std::vector<int64_t>& sizes, const std::string& mode,
                  const std::string& layout, const std::string& device, bool backward) {
@@ -96,6 +106,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, library) {
   library.def(
       "cuda_framework_backward_seconds(str block, int[] sizes, str mode, str layout, str device, bool[] "
       "wanted) -> float");
+  library.def("cuda_convolution_features(str block, int[] sizes, str mode, str layout, str device) -> str");
   library.def("cuda_bytes_per_second(str device) -> float");
   library.def("cuda_tensor_flops(str device) -> float");
   library.def("rows(str block, int[] sizes, str mode, str layout, str device, bool backward) -> str");
@@ -109,6 +120,7 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CompositeExplicitAutograd, library) {
   library.impl("predicted_backward_seconds", boxed<backward_seconds>);
   library.impl("cuda_framework_seconds", boxed<framework_seconds>);
   library.impl("cuda_framework_backward_seconds", boxed<framework_backward_seconds>);
+  library.impl("cuda_convolution_features", boxed<convolution_features>);
   library.impl("cuda_bytes_per_second", boxed<bytes_per_second>);
   library.impl("cuda_tensor_flops", boxed<tensor_flops>);
   library.impl("rows", boxed<rows>);

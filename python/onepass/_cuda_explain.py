@@ -40,12 +40,8 @@ def explain(
             if trains:
                 rows = torch.ops.onepass.cuda_explain(*arguments, "", True)
                 how = f"the same, then {_chosen(rows)}"
-            elif tail and _trains_alone(description, sizes, mode, layout, device):
-                alone = (description.conv_alone.text, *arguments[1:])
-                rows = torch.ops.onepass.cuda_explain(*alone, "", True)
-                how = f"the convolution and the rest apart, its gradients by {_chosen(rows)}"
             else:
-                how = "PyTorch's own convolution, then the rest"
+                how = _apart(description, sizes, mode, layout, device) if tail else "PyTorch's own convolution"
             return f"{plan}{said}  where gradients are wanted: {how}\n"
     if not tail:
         return f"{description.text}\n\n-> PyTorch's own convolution\n"
@@ -53,11 +49,12 @@ def explain(
         return f"{description.text}\n\neager: PyTorch's own kernels run the stages one by one: {reason}\n"
     shape = description.conv_output_shape(sizes)
     tail_mode = _numerics.mode_of(dtype, _numerics.tail_words(policy))
-    plan = torch.ops.onepass.cuda_explain(tail, shape, tail_mode, layout, device, strategy, backward)
+    run = description.text if conv is None else description.after_product.text
+    plan = torch.ops.onepass.cuda_explain(run, shape, tail_mode, layout, device, strategy, backward)
     note = "  tensors that do not lie dense in this order are copied first\n"
     if conv is None:
         return plan + note
-    if not backward or not mode or not _trains_alone(description, sizes, mode, layout, device):
+    if not backward or not mode or not any(_ours(description, sizes, mode, layout, device)):
         return f"{description.text}\n\n-> PyTorch's own convolution, then {_chosen(plan)}\n\n{plan}{note}"
     alone = description.conv_alone
     convolution = torch.ops.onepass.cuda_explain(alone.text, sizes, mode, layout, device, "", True)
@@ -65,13 +62,25 @@ def explain(
     return f"{description.text}\n\n{how}\n\n{plan}{note}\n{convolution}"
 
 
-def _trains_alone(
+def _ours(
     description: Description, sizes: Sequence[int], mode: str, layout: str, device: str
-) -> bool:
-    """Whether the gradients of the convolution, apart from what follows it, are computed here."""
-    alone = description.conv_alone
-    wanted = [True] * (1 + len(alone.parameters))
-    return torch.ops.onepass.cuda_is_worth_training(alone.text, sizes, mode, layout, device, wanted)
+) -> tuple[bool, bool]:
+    """Whether the gradient of the input, and that of the weights, is computed here, the tail apart."""
+    arguments = (description.conv_alone.text, sizes, mode, layout, device)
+    worth = torch.ops.onepass.cuda_is_worth_training
+    return worth(*arguments, [True, False]), worth(*arguments, [False, True])
+
+
+def _apart(description: Description, sizes: Sequence[int], mode: str, layout: str, device: str) -> str:
+    """How the convolution runs in training, the tail apart."""
+    of_input, of_weights = _ours(description, sizes, mode, layout, device)
+    if not (of_input or of_weights):
+        return "PyTorch's own convolution, then the rest"
+    whose = "gradients" if of_input and of_weights else "input's gradient" if of_input else "weights' gradient"
+    rows = torch.ops.onepass.cuda_explain(
+        description.conv_alone.text, sizes, mode, layout, device, "", True
+    )
+    return f"the convolution and the rest apart, its {whose} by {_chosen(rows)}"
 
 
 def _mode(

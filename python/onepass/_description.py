@@ -124,7 +124,9 @@ class Description:
     conv_parameters: int  # how many of the parameters, the first ones, are the convolution's
     tail: str  # the text of the block without its convolution, empty where nothing is left
     after_conv: Description | None  # the tail as a block of its own, where a convolution is before it
-    conv_alone: Description | None  # the convolution as one, where a tail follows it
+    # The convolution without its bias, where a tail follows it, and the tail with the bias before it.
+    conv_alone: Description | None
+    after_product: Description | None
 
     def conv_output_shape(self, sizes: Sequence[Any]) -> list[Any]:
         """The shape before the tail, also of symbolic sizes."""
@@ -155,15 +157,21 @@ def _stage(kind: str, fields: dict[str, Any]) -> Stage:
     return Norm(instance=kind == "instance_norm", **fields)
 
 
+def _without_bias(conv: Conv) -> str:
+    return f"{conv.text[:-1]},bias=false)" if conv.bias else conv.text
+
+
 def _description(text: str, stages: tuple[Stage, ...], parameters: tuple[Parameter, ...]) -> Description:
     conv = stages[0] if isinstance(stages[0], Conv) else None
     conv_parameters = sum(parameter.role.startswith("conv_") for parameter in parameters)
     tail = " | ".join(stage.text for stage in stages if stage is not conv)
-    after_conv = conv_alone = None
+    after_conv = conv_alone = after_product = None
     if conv is not None and tail:
         rest = (dataclasses.replace(p, stage=p.stage - 1) for p in parameters[conv_parameters:])
         after_conv = _description(tail, stages[1:], tuple(rest))
-        conv_alone = _description(conv.text, stages[:1], parameters[:conv_parameters])
+        plain = dataclasses.replace(conv, bias=False, text=_without_bias(conv))
+        conv_alone = _description(plain.text, (plain,), parameters[:1])
+        after_product = _remember(f"channel_add | {tail}") if conv.bias else after_conv
     return Description(
         text,
         stages,
@@ -175,6 +183,7 @@ def _description(text: str, stages: tuple[Stage, ...], parameters: tuple[Paramet
         tail=tail,
         after_conv=after_conv,
         conv_alone=conv_alone,
+        after_product=after_product,
     )
 
 

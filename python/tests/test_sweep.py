@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import math
+import re
 import os
 import pathlib
 import sys
@@ -118,8 +119,8 @@ def test_a_floor_is_the_larger_of_bytes_and_operations(modules: dict[str, Any]) 
     assert (slow_cores.seconds, slow_cores.bound) == (pytest.approx(operations / 1e6), "operations")
     rates = figures.Rates(1e30, 1e6)
     seconds = {p: figures.floor_of(block(modules, precision=p), rates).seconds for p in ("bf16", "strict")}
-    assert seconds["bf16"] == pytest.approx(operations / 2e6)
-    assert seconds["strict"] == pytest.approx(operations * 1.5 / 1e6)
+    assert seconds["bf16"] == pytest.approx(operations / figures.HALF / 1e6)
+    assert seconds["strict"] == pytest.approx(operations * 3 / figures.HALF / 1e6)
 
 
 def test_a_step_does_three_times_the_operations_and_gradients_move_inputs_twice(
@@ -215,16 +216,16 @@ def test_a_fit_is_the_median_drawn_towards_one(modules: dict[str, Any]) -> None:
     assert many.factor == pytest.approx(4**0.97) and many.rarely < 1.1
 
 
-def test_rows_and_classes_are_fitted_apart_and_known_factors_multiply(modules: dict[str, Any]) -> None:
+def test_rows_are_fitted_and_known_factors_multiply(modules: dict[str, Any]) -> None:
     fit_costs, space = __import__("fit_costs"), modules["problems"]
     number = next(n for n in range(100) if space.draw(1, n).group == "block")
     problem = space.draw(1, number)
-    entry_ = entry(key=problem.key(), seed=1, number=number, torch_conv={"predicted": 1e-4, "seconds": 3e-4})
-    short = entry_ | {"rows": {"a": {"predicted": 1e-6, "seconds": 9e-6}}, "torch_conv": {}, "error": "x"}
+    entry_ = entry(key=problem.key(), seed=1, number=number)
+    short = entry_ | {"rows": {"a": {"predicted": 1e-6, "seconds": 9e-6}}, "error": "x"}
     stale = entry_ | {"key": "of another generator"}
     found = fit_costs.fits({"entries": [entry_, short, stale]})
     size = problem.element_bytes
-    assert set(found) == {("a", size), ("b", size), (fit_costs.torch_class(problem), size)}
+    assert set(found) == {("a", size), ("b", size)}
     assert found["a", size].factor == pytest.approx(2 ** (1 / 4))
     result = {
         "device": {"description": "GPU; driver 1 from here"},
@@ -232,6 +233,47 @@ def test_rows_and_classes_are_fitted_apart_and_known_factors_multiply(modules: d
     }
     text = fit_costs.table(result, found, {("a", size): 2.0})
     assert f'{{"a", {size}, {2 * 2**0.25:.3f}, 1, ' in text and "// GPU; driver 1; d, PyTorch t" in text
+
+
+def test_trees_find_a_rule_and_are_judged_by_problems_they_did_not_see(modules: dict[str, Any]) -> None:
+    fit_trees = pytest.importorskip("fit_trees")
+    random = fit_trees.np.random.default_rng(3)
+    rows = random.uniform(0, 8, (400, 3))
+    targets = fit_trees.np.where(rows[:, 1] > 4, 2.0, 0.0) + fit_trees.np.where(rows[:, 2] > 6, 1.0, 0.0)
+    data = fit_trees.Data(rows, targets, fit_trees.np.array(["drawn"] * 400))
+    errors = fit_trees.cross_validated(data)["drawn"]
+    assert errors.problems == 400 and errors.typical < 1.05
+    noise = fit_trees.Data(rows, random.normal(0, 1, 400), data.of)
+    assert fit_trees.cross_validated(noise)["drawn"].typical > 1.4
+
+
+def test_the_library_reads_trees_as_they_were_fitted(modules: dict[str, Any]) -> None:
+    """The prediction of PyTorch's convolution is the base times two to the sum of the committed trees."""
+    fit_trees = pytest.importorskip("fit_trees")
+    torch, convolutions = fit_trees.torch, fit_trees.sweep_convolutions
+
+    def trees_of(name: str) -> list[Any]:
+        lines = (fit_trees.ROOT / "src/cuda/costs" / f"convolution_{name}.inc").read_text().splitlines()
+        parts = (re.findall(r"{([^{}]+)}", line) for line in lines if line.startswith("{"))
+        numbers = ([[float(x.rstrip("F")) for x in part.split(",")] for part in own] for own in parts)
+        return [fit_trees.Tree([int(f) for f in own[0]], own[1], own[2]) for own in numbers]
+
+    wanted = {"input": [True, False], "weight": [False, True]}
+    for number in range(6):
+        problem = convolutions.layer(5, number)
+        text = problem.conv.text(problem.rank)[:-1] + ",bias=false)"
+        layout = "nhwc" if problem.layout == "channels_last" else "nchw"
+        how = (text, problem.shape, fit_trees.MODES[problem.precision], layout, fit_trees.DEVICE)
+        *features, base = map(float, torch.ops.onepass.cuda_convolution_features(*how).split())
+        rows = fit_trees.np.array([features])
+        for name in ("forward", "input", "weight"):
+            factor = 2 ** sum(float(tree.values(rows)[0]) for tree in trees_of(name))
+            found = (
+                torch.ops.onepass.cuda_framework_seconds(*how)
+                if name == "forward"
+                else torch.ops.onepass.cuda_framework_backward_seconds(*how, wanted[name])
+            )
+            assert found == pytest.approx(base * factor, rel=0.02), (name, problem.key())
 
 
 def test_the_committed_table_is_read_back(modules: dict[str, Any]) -> None:

@@ -157,7 +157,7 @@ def test_explain_for_an_architecture() -> None:
     assert "* thin_" in text
     assert "on cuda:sm_90a" in text
     assert "PyTorch's own convolution" in onepass.explain(
-        "conv2d(3,8,k=3)", (2, 3, 9, 9), device="cuda:sm_80"
+        "conv2d(1280,1280,k=3,p=1)", (2, 1280, 16, 16), dtype=torch.bfloat16, device="cuda:sm_80"
     )
     with pytest.raises(ValueError, match="sm_12"):
         onepass.explain("relu", (2, 3, 9), device="cuda:sm_12")

@@ -350,7 +350,12 @@ std::vector<Problem> grouped_problems(const Device& device) {
         "conv_transpose2d(48,36,k=2,s=2,groups=2) | relu | group_norm(6) @ 2x48x9x11 bf16 nhwc",
         "conv_transpose2d(34,34,k=4,s=2,p=1,groups=2) | swish | group_norm(2) @ 2x34x7x9 tf32",
         "conv_transpose3d(32,32,k=3,s=2,p=1,op=1,groups=2) | relu | group_norm(4) @ 2x32x5x4x6 bf16",
-        "conv2d(96,256,k=3,p=1,groups=2) | relu | group_norm(2) @ 1x96x40x41 f32 nhwc"}) {
+        "conv2d(96,256,k=3,p=1,groups=2) | relu | group_norm(2) @ 1x96x40x41 f32 nhwc",
+        // Slabs with channels of several groups.
+        "conv2d(64,96,k=3,p=1,groups=4) | relu | group_norm(2) | silu @ 3x64x14x15 tf32",
+        "conv2d(24,48,k=5,p=2,groups=3,bias=false) | group_norm(1) | gelu | mean @ 3x24x13x11 bf16 nhwc",
+        "conv_transpose2d(32,24,k=4,s=2,p=1,groups=2) | swish | group_norm(3) | residual_add @ 2x32x7x9 f16",
+        "conv3d(16,64,k=3,s=2,p=1,groups=2) | channel_mul | group_norm(1) | mean @ 3x16x7x9x8 f32"}) {
     problems.push_back(Problem::parse(text, device));
   }
   return problems;
@@ -435,6 +440,7 @@ std::vector<SmallProblems> small_forward(const Device& device) {
       "conv2d(20,6,k=3,p=1) | relu | group_norm(3) @ 2x20x7x6",
       "conv_transpose2d(6,4,k=3,s=2,p=1) | swish | group_norm(2) @ 2x6x5x6 tf32",
       "conv2d(24,16,k=3,p=1) | swish | residual_add @ 2x24x9x11 f16 nhwc",
+      "conv2d(12,24,k=3,p=1,groups=3) | relu | group_norm(2) @ 2x12x9x8 bf16",
   };
   // More slabs than blocks or clusters: what is staged, exchanged and waited for is used again.
   constexpr const char* many_slabs[] = {

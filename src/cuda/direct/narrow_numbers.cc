@@ -393,11 +393,7 @@ std::string NarrowNumbers::source(const ThinShape& shape) const {
 Problem narrow_problem(const Problem& problem) {
   const TailParts parts(problem.block, problem.input.sizes);
   if (parts.norm == nullptr && !parts.mean) return problem;
-  Problem convolution = problem;
-  convolution.block = Block({problem.block.stages().front()});
-  convolution.output = tail_after_convolution(problem)->input;
-  convolution.parameters.resize(problem.block.conv()->bias ? 2 : 1);
-  return convolution;
+  return convolution_before_tail(problem);
 }
 
 std::shared_ptr<const NarrowNumbers> narrow_numbers(const Problem& problem) {

@@ -496,4 +496,12 @@ std::optional<Problem> tail_after_convolution(const Problem& problem) {
   return tail;
 }
 
+Problem convolution_before_tail(const Problem& problem) {
+  Problem convolution = problem;
+  convolution.block = Block({problem.block.stages().front()});
+  convolution.output = tail_after_convolution(problem)->input;
+  convolution.parameters.resize(problem.block.conv()->bias ? 2 : 1);
+  return convolution;
+}
+
 }  // namespace onepass::cuda

@@ -179,6 +179,8 @@ BuiltTail build_tail(const Problem& tail);
 // What follows a convolution, as a tail of its output in f32: for rows that write that output and run a tail
 // on it. None where nothing follows.
 std::optional<Problem> tail_after_convolution(const Problem& problem);
+// The convolution before that tail, alone. Something must follow it.
+Problem convolution_before_tail(const Problem& problem);
 // How that output lies between the two.
 Layout layout_of_values(const Problem& problem);
 

@@ -32,6 +32,7 @@ extern const Strategy cuda_gemm_wgmma;
 extern const Strategy cuda_gemm_packed;
 extern const Strategy cuda_gemm_boxes;
 extern const Strategy cuda_gemm_mma;
+extern const Strategy cuda_scaled;
 extern const Strategy cuda_narrow;
 extern const Strategy cuda_direct;
 
@@ -46,6 +47,7 @@ extern const BackwardStrategy cuda_tail_backward_strips;
 extern const BackwardStrategy cuda_tail_backward;
 extern const BackwardStrategy cuda_thin_backward;
 extern const BackwardStrategy cuda_gemm_backward;
+extern const BackwardStrategy cuda_scaled_backward;
 extern const BackwardStrategy cuda_narrow_backward;
 
 extern const Tuner cuda_tuner;
@@ -71,7 +73,7 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_tail_slabs, &cuda_tail_resident, &cuda_tail_staged,   &cuda_tail_strips, &cuda_tail_streamed,
       &cuda_thin_wgmma, &cuda_thin_samples,  &cuda_thin_resident, &cuda_thin_mma,    &cuda_thin_inplace,
       &cuda_thin_cores, &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_boxes,
-      &cuda_gemm_mma,   &cuda_narrow,        &cuda_direct,
+      &cuda_gemm_mma,   &cuda_scaled,        &cuda_narrow,        &cuda_direct,
   };
   static constexpr std::array table{
       &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes, &cpu_conv_group_lanes,
@@ -86,7 +88,7 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
   static constexpr std::array cuda_table{
       &cuda_tail_backward_slabs, &cuda_tail_backward_resident, &cuda_tail_backward_strips,
       &cuda_tail_backward,       &cuda_thin_backward,          &cuda_gemm_backward,
-      &cuda_narrow_backward,
+      &cuda_scaled_backward,     &cuda_narrow_backward,
   };
   static constexpr std::array table{
       &cpu_conv_backward, &cpu_conv_backward_groups,    &cpu_tail_backward_slabs,

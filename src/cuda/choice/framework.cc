@@ -312,11 +312,11 @@ bool is_worth_training(const BackwardProblem& problem) {
   const Problem& forward = problem.forward;
   if (forward.block.conv() == nullptr || element_count(forward.input.sizes) == 0) return false;
   // Gradients of a convolution alone are kernels of their own: its forward may still be PyTorch's.
-  if (std::min(least_seconds(problem, "gemm_"), least_seconds(problem, "narrow_")) <
-      convolution_backward_seconds(problem)) {
-    return true;
-  }
-  const double whole = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
+  double alone = std::min(least_seconds(problem, "gemm_"), least_seconds(problem, "narrow_"));
+  if (forward.block.stages().size() == 1) alone = std::min(alone, least_seconds(problem, "scaled_"));
+  if (alone < convolution_backward_seconds(problem)) return true;
+  const double whole = std::min(least_seconds(forward, "thin_") + least_seconds(problem, "thin_"),
+                                least_seconds(forward, "scaled") + least_seconds(problem, "scaled_"));
   return whole < infinity && whole < convolution_seconds(forward) + tail_seconds(forward) +
                                          convolution_backward_seconds(problem) +
                                          tail_backward_seconds(problem);
@@ -324,8 +324,9 @@ bool is_worth_training(const BackwardProblem& problem) {
 
 double predicted_gain(const Problem& problem) {
   if (problem.block.conv() == nullptr || element_count(problem.input.sizes) == 0) return 0;
-  const double whole = std::min(
-      {least_seconds(problem, "thin_"), least_seconds(problem, "gemm_"), least_seconds(problem, "narrow")});
+  double whole = infinity;
+  for (const char* const family : {"thin_", "gemm_", "scaled", "narrow"})
+    whole = std::min(whole, least_seconds(problem, family));
   return whole < infinity ? (convolution_seconds(problem) + tail_seconds(problem)) / whole : 0;
 }
 

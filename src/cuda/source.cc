@@ -122,7 +122,7 @@ class ChainWriter {
   }
 
   // Whether the stage is a convolution of one tap whose operands are rounded: a tail has a precision where
-  // its first stage is one (direct/scaled.h).
+  // its first stage is one (block/scaled.h).
   bool is_rounded(const TailParts::Stage& stage) const {
     return problem_.block.conv() == nullptr && problem_.rounds_to_tf32() && stage.parameter == 0 &&
            stage.pointwise.op == Op::channel_mul;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/direct/scaled.h"
+#include "block/scaled.h"
 #include "cuda/notes.h"
 #include "cuda/runtime/cut_for.h"
 #include "cuda/tail/tail.h"

@@ -1,4 +1,4 @@
-// Convolutions of one tap and one input for each output as the tails that they are, without a GPU.
+// Convolutions of one tap and one input for each output as the tails that they are.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,11 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/direct/scaled.h"
+#include "block/scaled.h"
 #include "cuda/runtime/compile.h"
 #include "cuda/source.h"
 #include "onepass/cuda.h"
 #include "onepass/error.h"
+#include "onepass/executor.h"
 #include "onepass/onepass.h"
 #include "plan/choice.h"
 #include "plan/strategy.h"
@@ -27,7 +28,7 @@ const Device gpu = Device::cuda_architecture("sm_90a");
 Problem on_gpu(const std::string& text) { return Problem::parse(text, gpu); }
 
 std::string tail_text(const std::string& block) {
-  return cuda::scaled_tail(on_gpu(block + " @ 2x8x5x6")).block.text();
+  return scaled_tail(on_gpu(block + " @ 2x8x5x6")).block.text();
 }
 
 TEST(Scaled, IsAFactorAndAnAddendOfEachChannel) {
@@ -36,7 +37,7 @@ TEST(Scaled, IsAFactorAndAnAddendOfEachChannel) {
   EXPECT_EQ(tail_text("conv_transpose2d(8,8,k=1,d=3,groups=8) | relu | group_norm(2) | mean"),
             "channel_mul | channel_add | relu | group_norm(2) | mean");
   const Problem problem = on_gpu("conv3d(1,1,k=1) | residual_add @ 2x1x3x4x5 bf16 nhwc");
-  const Problem tail = cuda::scaled_tail(problem);
+  const Problem tail = scaled_tail(problem);
   EXPECT_EQ(tail.block.text(), "channel_mul | channel_add | residual_add");
   EXPECT_EQ(tail.input, problem.input);
   EXPECT_EQ(tail.output, problem.output);
@@ -47,7 +48,7 @@ TEST(Scaled, IsAFactorAndAnAddendOfEachChannel) {
 TEST(Scaled, ReadsAWeightWhereItLies) {
   Problem problem = on_gpu("conv2d(8,8,k=1,groups=8) | relu @ 2x8x5x6");
   problem.parameters[0].strides = {3, 7, 7, 7};
-  const Problem tail = cuda::scaled_tail(problem);
+  const Problem tail = scaled_tail(problem);
   EXPECT_EQ(tail.parameters[0].sizes, Shape{8});
   EXPECT_EQ(tail.parameters[0].strides, Shape{3});
   EXPECT_EQ(tail.parameters[1], problem.parameters[1]);
@@ -57,7 +58,7 @@ TEST(Scaled, ReadsAWeightWhereItLies) {
 TEST(Scaled, IsTheConvolutionOfTheReference) {
   for (const Problem& problem : scaled_problems(gpu)) {
     SCOPED_TRACE(problem.text());
-    const Problem tail = cuda::scaled_tail(problem);
+    const Problem tail = scaled_tail(problem);
     const BackwardProblem backward(problem);
     const BackwardOperands operands = random_backward_operands(backward, Distribution::normal, 5);
     const Operands& own = operands.forward;
@@ -82,7 +83,7 @@ TEST(Scaled, IsTheConvolutionOfTheReference) {
 TEST(Scaled, GradientsKeepTheirOrder) {
   BackwardProblem problem(on_gpu("conv2d(8,8,k=1,groups=8) | prelu(per=channel) | group_norm(2) @ 2x8x5x6"));
   problem.wanted = {false, true, false, true, false, true};
-  const BackwardProblem tail = cuda::scaled_tail(problem);
+  const BackwardProblem tail = scaled_tail(problem);
   EXPECT_EQ(tail.wanted, problem.wanted);
   ASSERT_EQ(tail.parameter_gradients.size(), problem.parameter_gradients.size());
   EXPECT_EQ(tail.parameter_gradients[0].sizes, Shape{8});
@@ -131,7 +132,7 @@ int64_t count(const std::string& text, const std::string& words) {
 // The product's operands alone: not those of a channel_mul behind it, nor of one that is no convolution.
 TEST(Scaled, RoundsAsTheConvolution) {
   const auto text_of = [](const std::string& block, const std::string& mode) {
-    return cuda::tail_source(cuda::scaled_tail(on_gpu(block + " @ 2x8x5x6 " + mode)));
+    return cuda::tail_source(scaled_tail(on_gpu(block + " @ 2x8x5x6 " + mode)));
   };
   const std::string block = "conv2d(8,8,k=1,groups=8) | group_norm(2) | channel_mul | relu";
   for (const std::string mode : {"f32", "near_f32", "bf16", "f16", "f32 strict"})
@@ -143,7 +144,7 @@ TEST(Scaled, RoundsAsTheConvolution) {
   EXPECT_NE(text_of(block, "tf32").find("::value(round_to_tf32(x0), round_to_tf32(channel[0]),"),
             std::string::npos);
   const BackwardProblem backward(on_gpu(block + " @ 2x8x5x6 tf32"));
-  const std::string gradients = cuda::tail_source(cuda::scaled_tail(backward));
+  const std::string gradients = cuda::tail_source(scaled_tail(backward));
   EXPECT_NE(gradients.find("::gradient(round_to_tf32(x0), round_to_tf32(channel[0]), 0.00000000f, "
                            "0.00000000f, round_to_tf32(g))"),
             std::string::npos)
@@ -196,6 +197,30 @@ TEST(Scaled, IsExportedForEveryBatch) {
                         cuda::export_plan(plan_backward(BackwardProblem(problem), {"scaled_backward", ""})));
     EXPECT_FALSE(exported.kernels.empty());
   }
+}
+
+TEST(Scaled, AgreesWithTheReferenceOnACpu) {
+  constexpr int threads = 2;
+  ThreadExecutor executor(threads);
+  uint64_t seed = 1;
+  for (const Problem& listed : scaled_problems(gpu)) {
+    Problem problem = listed;
+    problem.device = Device::cpu(threads);
+    problem.precision = Precision::f32;
+    const Operands operands = random_operands(problem, Distribution::normal, seed++);
+    for (const std::string& target : cpu_targets()) {
+      const Outcome outcome = run_and_compare(plan(problem, {"conv_scaled", target}), operands, executor);
+      EXPECT_TRUE(outcome.passed()) << target << ": " << outcome.text();
+    }
+  }
+}
+
+TEST(Scaled, IsChosenOnACpuForContiguousTensors) {
+  const Problem problem = Problem::parse("conv2d(64,64,k=1,groups=64) | relu @ 8x64x56x56", Device::cpu(1));
+  EXPECT_EQ(plan(problem).strategy(), "conv_scaled");
+  const Problem other = Problem::parse("conv2d(64,64,k=1,s=2,groups=64) | relu @ 8x64x56x56", Device::cpu(1));
+  const Strategy& row = find_row(strategies(Device::Kind::cpu), "conv_scaled");
+  EXPECT_EQ(row.refusal(other), "the convolution has a stride");
 }
 
 }  // namespace

@@ -7,14 +7,14 @@
 #include "onepass/backward.h"
 #include "onepass/problem.h"
 
-namespace onepass::cuda {
+namespace onepass {
 
 // Why the block's convolution is no such product; empty where it is one.
 std::string scaled_refusal(const Problem& problem);
 
 // The block as a tail: the same tensors in the same order, the convolution's parameters as one value a
-// channel. Its precision stays: source.cc rounds the operands of the product as the convolution's.
+// channel. It keeps the precision: where that rounds operands, those of its first stage are rounded.
 Problem scaled_tail(const Problem& problem);
 BackwardProblem scaled_tail(const BackwardProblem& problem);
 
-}  // namespace onepass::cuda
+}  // namespace onepass

@@ -302,6 +302,17 @@ const std::vector<Kernel>& kernels() {
       {"narrow", "conv3d(32,32,k=7,p=3,groups=32) | gelu @ 4x32x16x16x16 f16", tuned},
       {"narrow", "conv_transpose3d(16,24,k=3,s=2,p=1,op=1,groups=8) | relu | mean @ 8x16x9x8x7 tf32_away",
        tuned},
+      // A product and a sum with a value of the channel, rounded and not, in a tail of every kind.
+      {"scaled", "conv2d(64,64,k=1,groups=64) | relu @ 64x64x56x56 tf32", all},
+      {"scaled", "conv2d(512,512,k=1,groups=512) | hardswish | group_norm(16) | gelu | mean @ 256x512x56x32",
+       tuned_and_oldest},
+      {"scaled", "conv3d(128,128,k=1,groups=128) | group_norm(128) | relu @ 8x128x8x8x22 bf16 nhwc", tuned},
+      {"scaled", "conv_transpose2d(64,64,k=1,groups=64) | gelu | group_norm(8) @ 8x64x258x258 tf32_away",
+       tuned},
+      {"scaled_backward", "conv2d(64,64,k=1,groups=64) @ 64x64x56x56 tf32", all},
+      {"scaled_backward", "conv2d(64,64,k=1,groups=64) | swish | group_norm(8) @ 16x64x56x56 bf16 nhwc",
+       tuned_and_oldest},
+      {"scaled_backward", "conv2d(32,32,k=1,groups=32,bias=false) | group_norm(8) | elu @ 8x32x40x41", tuned},
       {"direct", "conv_transpose3d(3,16,k=3,s=2,p=1) @ 8x3x16x32x32", all},
       {"direct", "conv2d(64,96,k=3,p=1) @ 8x64x33x35 tf32_away nhwc", tuned_and_oldest},
       {"direct", "conv2d(64,32,k=3,p=same,d=2,groups=4,bias=false) @ 8x64x33x35 bf16 nhwc", tuned},
@@ -343,6 +354,8 @@ const std::map<std::string, Assembled> limits{
     {"gemm_apart", {255, 256}},       // its product is gemm_mma
     {"narrow", {168, 0}},             // 256, or fewer with more
     {"narrow_backward", {255, 256}},  // 256, or fewer with more; places of vectors that are staged
+    {"scaled", {128, 64}},            // as the tails
+    {"scaled_backward", {128, 320}},  // as theirs
     {"direct", {64, 0}},              // 1,024
 };
 
@@ -694,6 +707,11 @@ TEST(CudaKernels, ExplainNamesWhatIsCoarserThanF32) {
   const std::string depthwise = "conv2d(64,64,k=3,p=1,groups=64) | swish @ 2x64x56x56 ";
   EXPECT_EQ(numerics_of("narrow", depthwise + "bf16"), Lines{});
   EXPECT_EQ(numerics_of("narrow", depthwise + "tf32"), Lines{rounded});
+  const std::string scaled = "conv2d(64,64,k=1,groups=64) | swish @ 2x64x56x56 ";
+  EXPECT_EQ(numerics_of("scaled", scaled + "bf16"), Lines{approximate});
+  EXPECT_EQ(numerics_of("scaled", scaled + "near_f32"), Lines{});
+  EXPECT_EQ(numerics_of("scaled", scaled + "tf32_away"), Lines{away});
+  EXPECT_EQ(numerics_of("scaled_backward", scaled + "tf32"), Lines{rounded});
   const std::string convolution = "conv2d(64,64,k=3,p=1,groups=64) @ 2x64x56x56 ";
   EXPECT_EQ(numerics_of("narrow_backward", convolution + "tf32"), Lines{rounded});
   EXPECT_EQ(numerics_of("narrow_backward", convolution + "bf16"), Lines{});

@@ -248,6 +248,21 @@ def test_gradients_of_few_channels_run_here_where_the_plan_predicts_a_gain(
         assert "where gradients are wanted: the same, then narrow_backward" in alone
 
 
+def test_a_convolution_of_one_tap_a_channel_runs_as_the_tail_that_it_is() -> None:
+    text, sizes = "conv2d(64,64,k=1,groups=64) | swish | group_norm(8)", (32, 64, 56, 56)
+    for architecture in ("sm_80", "sm_90a"):
+        how: dict[str, Any] = {"dtype": torch.bfloat16, "device": f"cuda:{architecture}"}
+        forward = onepass.explain(text, sizes, layout=torch.channels_last, **how)
+        assert "* scaled" in forward
+        assert "runs: tail_" in forward
+        assert "where gradients are wanted: the same, then scaled_backward" in forward
+        assert "* scaled_backward" in onepass.explain(text, sizes, backward=True, **how)
+    forced = onepass.explain(text, sizes, device="cuda:sm_90a", strategy="scaled")
+    assert "operands of the convolution are rounded to tf32" in forced
+    strict = onepass.explain(text, sizes, device="cuda:sm_90a", strategy="scaled", numerics="strict")
+    assert "numerics:" not in strict
+
+
 def test_gradients_stay_pytorchs_where_it_is_faster() -> None:
     how: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda:sm_90a", "backward": True}
     wide = onepass.explain("conv2d(320,320,k=3,p=1) | relu", (2, 320, 64, 64), layout=torch.channels_last, **how)

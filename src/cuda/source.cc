@@ -121,11 +121,25 @@ class ChainWriter {
            std::to_string(bits_) + '>';
   }
 
+  // Whether the stage is a convolution of one tap whose operands are rounded: a tail has a precision where
+  // its first stage is one (block/scaled.h).
+  bool is_rounded(const TailParts::Stage& stage) const {
+    return problem_.block.conv() == nullptr && problem_.rounds_to_tf32() && stage.parameter == 0 &&
+           stage.pointwise.op == Op::channel_mul;
+  }
+
   std::string call(size_t i, const char* function, bool with_gradient) const {
     const TailParts::Stage& stage = stages_[i];
-    std::string text = type_of(stage) + "::" + function + "(x" + std::to_string(i) + ", " + operand(stage) +
-                       ", " + literal(stage.pointwise.a) + ", " + literal(stage.pointwise.b);
-    return text + (with_gradient ? ", g)" : ")");
+    const auto as_operand = [&](const std::string& value) {
+      if (!is_rounded(stage)) return value;
+      const bool ties_away = problem_.precision == Precision::tf32_away;
+      return (ties_away ? "round_to_tf32_away(" : "round_to_tf32(") + value + ')';
+    };
+    std::string text = type_of(stage) + "::" + function + '(' + as_operand('x' + std::to_string(i)) + ", " +
+                       as_operand(operand(stage)) + ", " + literal(stage.pointwise.a) + ", " +
+                       literal(stage.pointwise.b);
+    if (with_gradient) text.append(", ").append(as_operand("g"));
+    return text + ')';
   }
 
   // x0 is the argument; x1 ... the values after each of the first `count` stages.

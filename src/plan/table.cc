@@ -14,6 +14,7 @@ extern const Strategy cpu_conv_term_lanes;
 extern const Strategy cpu_conv_group_lanes;
 extern const Strategy cpu_conv_planes;
 extern const Strategy cpu_conv_indirect;
+extern const Strategy cpu_conv_scaled;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
 extern const Strategy cuda_tail_resident;
@@ -33,6 +34,7 @@ extern const Strategy cuda_gemm_packed;
 extern const Strategy cuda_gemm_boxes;
 extern const Strategy cuda_gemm_mma;
 extern const Strategy cuda_gemm_apart;
+extern const Strategy cuda_scaled;
 extern const Strategy cuda_narrow;
 extern const Strategy cuda_direct;
 
@@ -47,6 +49,7 @@ extern const BackwardStrategy cuda_tail_backward_strips;
 extern const BackwardStrategy cuda_tail_backward;
 extern const BackwardStrategy cuda_thin_backward;
 extern const BackwardStrategy cuda_gemm_backward;
+extern const BackwardStrategy cuda_scaled_backward;
 extern const BackwardStrategy cuda_narrow_backward;
 
 extern const Tuner cuda_tuner;
@@ -72,11 +75,12 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_tail_slabs, &cuda_tail_resident, &cuda_tail_staged,   &cuda_tail_strips, &cuda_tail_streamed,
       &cuda_thin_wgmma, &cuda_thin_samples,  &cuda_thin_resident, &cuda_thin_mma,    &cuda_thin_inplace,
       &cuda_thin_cores, &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_boxes,
-      &cuda_gemm_mma,   &cuda_gemm_apart,    &cuda_narrow,        &cuda_direct,
+      &cuda_gemm_mma,   &cuda_gemm_apart,    &cuda_scaled,        &cuda_narrow,      &cuda_direct,
   };
   static constexpr std::array table{
-      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes, &cpu_conv_group_lanes,
-      &cpu_conv_planes,        &cpu_conv_indirect,    &cpu_tail_slabs,      &cpu_tail,
+      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes,
+      &cpu_conv_group_lanes,   &cpu_conv_planes,      &cpu_conv_indirect,
+      &cpu_conv_scaled,        &cpu_tail_slabs,       &cpu_tail,
       &reference_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;
@@ -87,7 +91,7 @@ std::span<const BackwardStrategy* const> backward_strategies(Device::Kind device
   static constexpr std::array cuda_table{
       &cuda_tail_backward_slabs, &cuda_tail_backward_resident, &cuda_tail_backward_strips,
       &cuda_tail_backward,       &cuda_thin_backward,          &cuda_gemm_backward,
-      &cuda_narrow_backward,
+      &cuda_scaled_backward,     &cuda_narrow_backward,
   };
   static constexpr std::array table{
       &cpu_conv_backward, &cpu_conv_backward_groups,    &cpu_tail_backward_slabs,

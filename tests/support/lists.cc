@@ -458,10 +458,15 @@ std::vector<SmallProblems> small_forward(const Device& device) {
       "conv2d(8,8,k=5,s=2,p=2,groups=2) | relu | group_norm(2) @ 2x8x9x13 nhwc",
       "conv_transpose2d(6,9,k=3,s=2,p=1,op=1,groups=3) | swish @ 2x6x5x7 tf32",
   };
+  constexpr const char* scaled[] = {
+      "conv2d(12,12,k=1,groups=12) | channel_mul | residual_add @ 2x12x16x20 bf16",
+      "conv2d(8,8,k=1,groups=8,bias=false) | relu | group_norm(2) @ 2x8x9x13 tf32 nhwc",
+  };
   std::vector<Problem> all = parsed(small_tails, device);
   for (Problem& problem : parsed(convolutions, device)) all.push_back(std::move(problem));
   return {{"", std::move(all)},
           {"narrow", parsed(narrow, device)},
+          {"scaled", parsed(scaled, device)},
           {"gemm_", parsed(wide, device)},
           {"tail_", parsed(many_slabs, device)},
           {"gemm_pingpong", parsed(by_turns, device)}};
@@ -476,6 +481,8 @@ std::vector<Problem> small_backward(const Device& device) {
       "conv_transpose2d(16,16,k=3) @ 2x16x6x7 bf16 nhwc",
       "conv2d(6,6,k=3,p=1,groups=6) @ 2x6x9x7",
       "conv_transpose2d(8,12,k=3,s=2,groups=4) @ 2x8x5x6 bf16 nhwc",
+      "conv2d(12,12,k=1,groups=12) @ 2x12x9x8 tf32",
+      "conv2d(8,8,k=1,groups=8) | swish | group_norm(2) @ 2x8x6x7 nhwc",
   };
   std::vector<Problem> all = parsed(small_tails, device);
   for (Problem& problem : parsed(convolutions, device)) all.push_back(std::move(problem));

@@ -73,6 +73,8 @@ std::vector<Problem> box_problems(const Device& device);
 // Few inputs a group, for the row "narrow": depthwise, groups of a few, one group; both orders, strides,
 // dilation, classes of transposed ones; chunks of inputs, a tile's channels and a part of them.
 std::vector<Problem> narrow_problems(const Device& device);
+// Convolutions of one tap and one input for each output, for the rows "scaled" and "scaled_backward".
+std::vector<Problem> scaled_problems(const Device& device);
 // Convolutions alone, for the row "narrow_backward".
 std::vector<Problem> narrow_gradients(const Device& device);
 // For gemm_pingpong: boxes that fill samples and that do not, values that leave by rows and by columns, one

@@ -38,6 +38,37 @@ std::vector<Problem> narrow_problems(const Device& device) {
   return problems;
 }
 
+std::vector<Problem> scaled_problems(const Device& device) {
+  std::vector<Problem> problems;
+  for (const char* const text : {
+           // Alone: both orders, each type, with a bias and without, transposed, one channel.
+           "conv2d(24,24,k=1,groups=24) @ 2x24x56x56 bf16",
+           "conv2d(36,36,k=1,groups=36,bias=false) @ 3x36x31x33 f32 nhwc",
+           "conv_transpose2d(17,17,k=1,d=2,groups=17) @ 2x17x20x19 f16 nhwc",
+           "conv1d(40,40,k=1,groups=40) @ 3x40x501 tf32",
+           "conv3d(1,1,k=1) @ 2x1x9x10x11 tf32",
+           // With what follows: chains, operands, norms of every tail's row, means.
+           "conv2d(64,64,k=1,groups=64) | relu @ 2x64x28x28 tf32 nhwc",
+           "conv1d(9,9,k=1,groups=9) | channel_mul | residual_add | gelu @ 3x9x500 tf32",
+           "conv2d(16,16,k=1,groups=16) | swish | group_norm(4) | hardswish @ 3x16x31x33 tf32_away",
+           "conv2d(32,32,k=1,groups=32,bias=false) | group_norm(8) | elu @ 2x32x40x41 bf16",
+           "conv3d(48,48,k=1,groups=48) | hardswish | group_norm(1) | relu6 @ 2x48x7x8x5 tf32 nhwc",
+           "conv2d(320,320,k=1,groups=320) | hardsigmoid | group_norm(32) | gelu @ 2x320x14x15 f32 nhwc",
+           "conv3d(512,512,k=1,groups=512,bias=false) | group_norm(512) | relu @ 2x512x3x2x5 f16",
+           "conv2d(96,96,k=1,groups=96) | relu | sigmoid @ 2x96x12x11 bf16 nhwc",
+           "conv2d(64,64,k=1,groups=64) | hardswish | group_norm(16) | gelu | mean @ 3x64x20x16 tf32",
+           "conv2d(6,6,k=1,groups=6,bias=false) | group_norm(2) | softplus | mean @ 2x6x40x37 near_f32",
+           "conv_transpose3d(8,8,k=1,groups=8) | prelu(per=channel) | instance_norm(affine=true) @ "
+           "2x8x9x10x11 f32",
+           "conv2d(20,20,k=1,groups=20) | channel_add(per=sample) | mean @ 3x20x9x7 f16 nhwc",
+           "conv2d(40,40,k=1,groups=40) | group_norm(4) | channel_mul(per=sample) | silu @ 2x40x16x16 f32 "
+           "strict",
+       }) {
+    problems.push_back(Problem::parse(text, device));
+  }
+  return problems;
+}
+
 std::vector<Problem> narrow_gradients(const Device& device) {
   std::vector<Problem> problems;
   for (const char* const text : {

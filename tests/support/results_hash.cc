@@ -61,8 +61,9 @@ Problems measured_problems(const Device& device) {
 std::vector<Problem> problems_of_results(const Device& device) {
   Problems all = gpu_cases(device);
   append(all, measured_problems(device));
-  for (const Problems& list : {wide_problems(device), thin_forward_problems(device), grouped_problems(device),
-                               box_problems(device), narrow_problems(device), pingpong_problems(device)})
+  for (const Problems& list :
+       {wide_problems(device), thin_forward_problems(device), grouped_problems(device), box_problems(device),
+        narrow_problems(device), scaled_problems(device), pingpong_problems(device)})
     append(all, list);
   for (const auto& [prefix, problems] : small_forward(device)) append(all, problems);
   append(all, hard_blocks, device);
@@ -74,8 +75,8 @@ std::vector<Problem> problems_of_results(const Device& device) {
 std::vector<Problem> gradients_of_results(const Device& device) {
   Problems all = tails_of_the_list(device);
   append(all, measured_problems(device));
-  for (const Problems& list :
-       {tails_of_convolutions(device), thin_problems(device), wide_gradients(device), small_backward(device)})
+  for (const Problems& list : {tails_of_convolutions(device), thin_problems(device), wide_gradients(device),
+                               scaled_problems(device), small_backward(device)})
     append(all, list);
   append(all, hard_tails, device);
   append(all, large_tails, device);

@@ -104,20 +104,21 @@ bool is_worth_training(const BackwardProblem& problem) {
   if (forward.block.conv() == nullptr || element_count(forward.input.sizes) == 0) return false;
   // Gradients of a convolution alone are kernels of their own: its forward may still be PyTorch's.
   const double doubt = doubt_of(*forward.block.conv());
-  if (std::min(least_seconds(problem, "gemm_"), least_seconds(problem, "narrow_")) <
-      doubt * convolution_backward_seconds(problem)) {
-    return true;
-  }
-  const double whole = least_seconds(forward, "thin_") + least_seconds(problem, "thin_");
-  const double convolution = convolution_seconds(forward) + convolution_backward_seconds(problem);
-  return whole < infinity &&
-         whole < doubt * convolution + tail_seconds(forward) + tail_backward_seconds(problem);
+  const double convolution = convolution_backward_seconds(problem);
+  double alone = std::min(least_seconds(problem, "gemm_"), least_seconds(problem, "narrow_"));
+  if (forward.block.stages().size() == 1) alone = std::min(alone, least_seconds(problem, "scaled_"));
+  if (alone < doubt * convolution) return true;
+  const double whole = std::min(least_seconds(forward, "thin_") + least_seconds(problem, "thin_"),
+                                least_seconds(forward, "scaled") + least_seconds(problem, "scaled_"));
+  return whole < infinity && whole < doubt * (convolution_seconds(forward) + convolution) +
+                                         tail_seconds(forward) + tail_backward_seconds(problem);
 }
 
 double predicted_gain(const Problem& problem) {
   if (problem.block.conv() == nullptr || element_count(problem.input.sizes) == 0) return 0;
-  const double whole = std::min(
-      {least_seconds(problem, "thin_"), least_seconds(problem, "gemm_"), least_seconds(problem, "narrow")});
+  double whole = infinity;
+  for (const char* const family : {"thin_", "gemm_", "scaled", "narrow"})
+    whole = std::min(whole, least_seconds(problem, family));
   const double convolution = doubt_of(*problem.block.conv()) * convolution_seconds(problem);
   return whole < infinity ? (convolution + tail_seconds(problem)) / whole : 0;
 }

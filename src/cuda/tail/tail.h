@@ -159,7 +159,8 @@ constexpr BackwardStrategy tail_backward_strategy(std::string_view name) {
   return {name, Row::refusal, Row::seconds,
           [](const BackwardProblem& problem, const PlanOptions&) -> std::shared_ptr<const BackwardKernel> {
             return std::make_shared<const Row>(problem);
-          }};
+          },
+          true};
 }
 
 // The row for a tail inside another row: the fastest for 8 samples, so that bits do not depend on the batch.

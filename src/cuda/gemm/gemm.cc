@@ -104,33 +104,92 @@ bool classes_meet_alike(const ThinShape& shape) {
 
 namespace {
 
-constexpr int64_t finish_threads = 256;
-constexpr int64_t finish_piece = 4096;
+// How the kernel that goes over values in memory cuts them, for all groups of the convolution together.
+struct FinishNumbers {
+  int64_t threads = 256;
+  int64_t width = 4;
+  int64_t vectors = 4;  // of a thread at a time
+  int64_t team = 1;     // threads of a row, interleaved: along channels
+  int64_t pieces = 1;   // of a row, interleaved: of a sample
+  int64_t piece_vectors = 0;
+  int64_t piece_positions = 0;
+  Number blocks = 1;
+  bool planar = true;
 
-Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
+  FinishNumbers(const Problem& problem, const ThinShape& shape, bool values_are_planar)
+      : planar(values_are_planar) {
+    if (planar) {
+      cut_rows(shape);
+    } else {
+      const int64_t channels = problem.block.conv_output_shape(problem.input.sizes)[1];
+      while (channels % width != 0) width /= 2;
+      if (shape.parts.mean) {
+        cut_channels(channels / width, shape.spatial);
+      } else {
+        cut_positions(channels, shape.spatial);
+      }
+      blocks = shape.samples * pieces;
+    }
+  }
+
+  std::string source() const {
+    return Constants()
+        .flag("interleaved", !planar)
+        .add("threads", threads, "width", width, "vectors", vectors, "team", team, "pieces", pieces,
+             "piece_vectors", piece_vectors, "piece_positions", piece_positions)
+        .numbers();
+  }
+
+ private:
+  // Each thread a few vectors of a row; for a mean a warp has a short row, a block a long one.
+  void cut_rows(const ThinShape& shape) {
+    constexpr int64_t least_team = 4, most_elements_of_warp = 2048;
+    const int64_t row_vectors = shape.spatial / width;
+    team = least_team;
+    while (team < threads && team * vectors < row_vectors) team *= 2;
+    if (shape.parts.mean)
+      team = shape.spatial > most_elements_of_warp ? threads : std::min<int64_t>(team, 32);
+    piece_vectors = team * vectors;
+    pieces = shape.parts.mean ? 1 : std::max<int64_t>(1, divide_up(row_vectors, piece_vectors));
+    blocks = divide_up(shape.rows(), threads / team) * pieces;
+  }
+
+  void cut_positions(int64_t channels, int64_t spatial) {
+    constexpr int64_t block_elements = 16384;
+    const int64_t columns = channels / width;
+    team = divide_up(columns, divide_up(columns, threads));
+    const int64_t lanes = threads / team;
+    threads = round_up(team * lanes, 32);
+    piece_positions = round_up(std::max<int64_t>(1, block_elements / channels), lanes * vectors);
+    pieces = divide_up(spatial, piece_positions);
+  }
+
+  // A block adds up all positions of some channels: those of a sector of memory where it has many.
+  void cut_channels(int64_t columns, int64_t spatial) {
+    constexpr int64_t many_positions = 4096, sector = 8;
+    const bool are_many = spatial >= many_positions;
+    if (are_many) threads = 512;
+    team = (are_many ? sector : 4 * sector) / width;
+    while (team > columns) team /= 2;
+    pieces = divide_up(columns, team);
+  }
+};
+
+Source finish_source(const Problem& problem, const FinishNumbers& numbers) {
   return agent_kernel("onepass_gemm_finish",
-                      "#include \"gemm/store/finish.cuh\"\n" + whole_tail_source(problem) +
-                          Constants()
-                              .add("threads", finish_threads)
-                              .add("piece", finish_piece)
-                              .add("pieces", divide_up(shape.spatial, finish_piece))
-                              .flag("interleaved", !planar)
-                              .numbers(),
-                      "GemmFinish<onepass::Tail, Numbers>", std::to_string(finish_threads), SharedAs::none);
+                      "#include \"gemm/store/finish.cuh\"\n" + whole_tail_source(problem) + numbers.source(),
+                      "GemmFinish<onepass::Tail, Numbers>", std::to_string(numbers.threads), SharedAs::none);
 }
 
-Number finish_blocks(const ThinShape& shape, bool planar) {
-  if (shape.parts.mean) return shape.rows();
-  return planar ? shape.rows() * divide_up(shape.spatial, finish_piece)
-                : divide_up(shape.rows() * shape.spatial, finish_piece);
+Function finish_function(const Problem& problem, const FinishNumbers& numbers) {
+  return {finish_source(problem, numbers), problem.device,
+          Launch{maximum(1, numbers.blocks), static_cast<uint32_t>(numbers.threads)}};
 }
 
 }  // namespace
 
 GemmFinish::GemmFinish(const Problem& problem, const ThinShape& shape, bool planar)
-    : samples_(shape.samples),
-      function_(finish_source(problem, shape, planar), problem.device,
-                Launch{maximum(1, finish_blocks(shape, planar)), finish_threads}) {}
+    : samples_(shape.samples), function_(finish_function(problem, FinishNumbers(problem, shape, planar))) {}
 
 void GemmFinish::launch(const Arguments& arguments, const void* values, const void* statistics,
                         Stream stream) const {

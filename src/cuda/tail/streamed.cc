@@ -11,6 +11,24 @@ namespace onepass {
 namespace cuda {
 namespace {
 
+// The same tail where no stage knows channels: a sample is one row of all its elements, in either order.
+// Vectors then cross the ends of rows, and of channels that are no power of two. Rows of 1869 elements took
+// twice their floor, 24 channels after space 2.2 times.
+Problem without_channels(const Problem& problem) {
+  const TailParts parts(problem.block, problem.input.sizes);
+  const std::vector<int> tensors = parts.tensor_parameters();
+  if (parts.norm != nullptr || parts.mean || tensors.size() != problem.parameters.size()) return problem;
+  Problem flat = problem;
+  const int64_t elements = problem.input.sizes[1] * spatial_elements(problem.input.sizes);
+  const auto flatten = [elements](TensorSpec& spec) {
+    spec = TensorSpec::dense(spec.dtype, {spec.sizes[0], 1, elements});
+  };
+  flatten(flat.input);
+  flatten(flat.output);
+  for (TensorSpec& spec : flat.parameters) flatten(spec);
+  return flat;
+}
+
 constexpr int64_t control_words = 4;  // of the whole launch, and of each unit
 
 // Slabs of few elements that lie together: a warp takes a whole one. (4096 slabs of 616 elements a sample
@@ -33,14 +51,14 @@ void take_by_warps(StreamNumbers& numbers, const TailShape& shape) {
 StreamNumbers numbers_of(const TailShape& shape, const Problem& problem) {
   const Gpu& gpu = gpu_of(problem.device);
   const int64_t input_bytes = byte_size(problem.input.dtype);
-  StreamNumbers numbers(shape, input_bytes, gpu);
-  // Samples of many channels and positions in strips: a wave of them stays in the second-level cache, and a
-  // block merges few parts.
-  constexpr int64_t most_parts = 8192;
-  if (shape.order == Order::interleaved && numbers.pieces > 1 &&
-      numbers.strip_channels * numbers.pieces > most_parts) {
-    numbers = StreamNumbers(shape, input_bytes, gpu, StreamNumbers::Units::strips);
-  }
+  // Samples of many channels and positions in strips: a wave of them stays in the second-level cache.
+  constexpr int64_t piece_elements = 65536, most_parts = 8192;
+  const int64_t sample_pieces = divide_up(shape.channels * shape.spatial, piece_elements);
+  const bool in_strips =
+      shape.order == Order::interleaved && sample_pieces > 1 && shape.channels * sample_pieces > most_parts;
+  StreamNumbers numbers(shape, input_bytes, gpu,
+                        in_strips ? StreamNumbers::Units::strips : StreamNumbers::Units::samples,
+                        StreamNumbers::Leaves::parts);
   take_by_warps(numbers, shape);
   constexpr int64_t most_elements = 1 << 18;
   constexpr int64_t most_warps = 8;
@@ -68,33 +86,40 @@ class TailStreamed final : public Kernel {
   static std::string refusal(const Problem& problem) { return tail_refusal(problem); }
 
   static double seconds(const Problem& problem, const PlanOptions&) {
-    const TailShape shape(problem);
+    const TailShape shape(without_channels(problem));
     const Gpu& gpu = gpu_of(problem.device);
-    const double bytes = static_cast<double>(shape.elements()) * static_cast<double>(shape.element_bytes);
+    const auto elements = static_cast<double>(shape.elements());
+    const double bytes = elements * static_cast<double>(shape.element_bytes);
     // H200: 1.63, 1.62 and 1.67 times a copy on the tails of s60, s19 and s61, 1.25 to 1.41 for s27's single
-    // pass.
+    // pass, 1.2 for a sigmoid.
     const bool again = shape.parts.norm && !shape.parts.mean_follows_norm();
-    // A mean reads twice what it moves at least: 2.8 to 5 times that. Channels last: 2.1, means 3 to 10
-    // (2026-11-19).
-    double times = again ? (shape.parts.mean ? 3.0 : 1.63) : 1.3;
-    if (again && shape.order == Order::interleaved) times = shape.parts.mean ? 6.0 : 2.1;
+    // A mean reads twice what it moves at least: planar 2.8 to 5 times that (2026-11-19).
+    double times = again ? (shape.parts.mean ? 3.0 : 1.63) : 1.25;
+    if (again && shape.order == Order::interleaved) times = shape.parts.mean ? 2.4 : 1.9;
+    // leaky_relu and elu of 428 million elements of 16 bits take 573 us: instructions, of a loop and a chain.
+    constexpr double issued = 0.8, of_loop = 8, of_norm = 10;
+    const double instructions = of_loop + (shape.parts.norm ? of_norm : 0) +
+                                instructions_of_value(shape.parts, bits_of(problem, problem.output.dtype));
+    const double compute = elements * instructions / (issued * gpu.flops / 2);
     // A slab of 30 elements takes 1.7 ns, of 400 to 1600 3 ns and more besides.
     const double of_slab = again && shape.order == Order::planar ? 2.5e-9 : 0;
     return (again ? 16e-6 : 8e-6) + of_slab * static_cast<double>(shape.slabs()) +
-           times * bytes / gpu.bytes_per_second;
+           std::max(times * bytes / gpu.bytes_per_second, compute);
   }
 
   explicit TailStreamed(const Problem& problem)
-      : problem_(problem),
-        shape_(problem),
-        numbers_(numbers_of(shape_, problem)),
+      : problem_(without_channels(problem)),
+        shape_(problem_),
+        numbers_(numbers_of(shape_, problem_)),
         function_(source(), problem.device, launch_numbers()) {
     blocks_ = alone() ? maximum(1, divide_up(numbers_.units(shape_.batch), numbers_.units_of_block))
                       : clamp(tickets(), 1, function_.resident_clusters());
-    const Number parts = shape_.rows() * numbers_.pieces;
+    const Number sums = shape_.rows() * numbers_.pieces;
+    const Number parts =
+        shape_.slabs() * (shape_.group_channels() / numbers_.part_channels * numbers_.pieces);
     control_ = regions_.add(control_bytes());
     parts_ = regions_.add(when(shape_.parts.norm, parts * 4 * 4));
-    sums_ = regions_.add(when(shape_.parts.mean, parts * 4));
+    sums_ = regions_.add(when(shape_.parts.mean, sums * 4));
     statistics_ = regions_.add(when(shape_.parts.norm, shape_.slabs() * 2 * 4));
   }
 

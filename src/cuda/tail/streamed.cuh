@@ -10,6 +10,7 @@
 #pragma once
 
 #include "tail/parameters.cuh"
+#include "tail/parts.cuh"
 #include "tail/tail.cuh"
 
 namespace onepass {
@@ -28,6 +29,11 @@ struct TailStreamed {
                   (Numbers::interleaved ? Numbers::width * Numbers::threads : Numbers::threads / 32)];
   };
 
+  using Parts = TileParts<Tail, Numbers, Walk>;
+  static_assert(Parts::floats == part_floats);
+  // A vector over channels has those of one slab.
+  static constexpr bool is_of_one_slab = Numbers::interleaved && Tail::group_channels % Numbers::width == 0;
+
   const Parameters& p;
   float* scratch;
 
@@ -40,12 +46,16 @@ struct TailStreamed {
     struct Row {
       ChannelValues<Before, Rows> before;
     };
+    // A thread has one set of sums for all channels of its vectors: one slab's, whose means nobody wants.
+    static constexpr bool is_joined = is_of_one_slab && !Tail::mean_follows_norm;
+
     // Distances from the mean of a thread's first vectors. 3 instructions an element, where merging each
     // chunk's moments takes 4 and a reciprocal.
     template <int Rows>
     struct Sums {
+      static constexpr bool is_one = Rows == 1 || is_joined;
       float count = 0.0f;  // of each row
-      PivotSums<Rows == 1 ? 2 : 1> row[Rows];
+      PivotSums<is_one ? 2 : 1> row[is_one ? 1 : Rows];
 
       __device__ __forceinline__ ExactMoments moments(int r) const {
         float moved, m2, low;
@@ -82,17 +92,18 @@ struct TailStreamed {
         for (int k = 0; k < Width; ++k)
           h[i][k] = Before::value(h[i][k], row.before.value[Rows == 1 ? 0 : k], tensors[i], k);
       }
-      // Rows == 1: all are one row's. Else element k of every vector is row k's.
-      constexpr int of_vector = Rows == 1 ? Width : 1;
+      // One set of sums for all, or element k of every vector is row k's.
+      constexpr bool is_one = Sums<Rows>::is_one;
+      constexpr int of_vector = is_one ? Width : 1;
       int vectors = Count;
       if constexpr (!is_same<HowMany, All>) vectors = how_many;
       const float count = static_cast<float>(vectors * of_vector);
       if (sums.count == 0.0f) {
         const float per_element =
             is_same<HowMany, All> ? 1.0f / (Count * of_vector) : pointwise::reciprocal_fast(count);
-        constexpr int asked = Rows == 1 ? Count : 1;  // of several rows the first value is enough
+        constexpr int asked = is_one ? Count : 1;  // of several rows the first value is enough
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) {
+        for (int r = 0; r < (is_one ? 1 : Rows); ++r) {
           const float first = h[0][r];
           float sum = 0.0f;
 #pragma unroll
@@ -110,7 +121,7 @@ struct TailStreamed {
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
 #pragma unroll
-        for (int k = 0; k < Width; ++k) sums.row[Rows == 1 ? 0 : k].add(h[i][k], k);
+        for (int k = 0; k < Width; ++k) sums.row[is_one ? 0 : k].add(h[i][k], k);
       }
       sums.count += count;
     }
@@ -130,56 +141,13 @@ struct TailStreamed {
           count = all[0];
         }
         team_moments<team, Numbers::threads>(own, count, scratch, mean, low, m2);
-        if (in_range && threadIdx.x % team == 0) store(row_index, piece, {count, mean, m2, low});
+        if (in_range && threadIdx.x % team == 0)
+          Parts{p.parts, p.sums, scratch}.store(row_index, piece, {count, mean, m2, low});
+      } else if constexpr (is_joined) {
+        Parts{p.parts, p.sums, scratch}.template leave_joined<team, Rows>(sums.moments(0), row_index, piece);
       } else {
-        using Split = ColumnSplit<Numbers, team>;
-        constexpr int part = Rows * Split::holders * team;
-        __syncthreads();
-#pragma unroll
-        for (int r = 0; r < Rows; ++r) {
-          // Of a warp's lanes: the mean first, as its distance from that of the first one, then every lane's
-          // M2 moved to it.
-          const ExactMoments own = sums.moments(r);
-          const float count = Split::warp_sum(own.count);
-          const float from = __shfl_sync(0xffffffffu, own.mean, threadIdx.x % (team < 32 ? team : 32));
-          const float distance = own.distance(from);
-          const float moved = Split::warp_sum(own.count * distance) *
-                              (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
-          const float m2 = Split::warp_sum(fmaf(own.count * (distance - moved), distance - moved, own.m2));
-          if (Split::holds()) {
-            const int place = Split::place(r, Split::holder());
-            float low;
-            const float mean = sum_and_rest(from, moved, low);
-            scratch[place] = count;
-            scratch[part + place] = team < 32 ? mean : own.mean;
-            scratch[2 * part + place] = team < 32 ? m2 : own.m2;
-            scratch[3 * part + place] = team < 32 ? low : own.low;
-          }
-        }
-        __syncthreads();
-        if (in_range) {
-          Split::template for_each_row<Rows>([&](int, int r) {
-            ExactMoments all;
-#pragma unroll
-            for (int holder = 0; holder < Split::holders; ++holder) {
-              const int place = Split::place(r, holder);
-              if (scratch[place] > 0.0f) {
-                all.merge({scratch[place], scratch[part + place], scratch[2 * part + place],
-                           scratch[3 * part + place]});
-              }
-            }
-            store(row_index + r, piece, all);
-          });
-        }
+        Parts{p.parts, p.sums, scratch}.template leave_rows<team, Rows>(sums, row_index, piece, in_range);
       }
-    }
-
-    __device__ __forceinline__ void store(int64 row_index, int piece, const ExactMoments& own) const {
-      float* part = p.parts + (row_index * Walk::pieces + piece) * part_floats;
-      part[0] = own.count;
-      part[1] = own.mean;
-      part[2] = own.m2;
-      part[3] = own.low;
     }
   };
 
@@ -192,7 +160,7 @@ struct TailStreamed {
     struct Row {
       ChannelValues<Before, Rows> before;
       ChannelValues<After, Rows> after;
-      float mean[Rows];
+      float mean[is_of_one_slab ? 1 : Rows];
       float scale[Rows];
       float bias[Rows];
     };
@@ -205,13 +173,16 @@ struct TailStreamed {
       row.before.load(p, n, c);
       row.after.load(p, n, c);
       if constexpr (Tail::has_norm) {
+        float rstd = 0.0f, low = 0.0f;
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-          const int64 slab = n * (Tail::channels / Tail::group_channels) + (c + r) / Tail::group_channels;
-          const float* statistics = p.statistics + 2 * slab;
-          row.mean[r] = load_shared_by_blocks(statistics);
-          row.scale[r] = Tail::weight(p, c + r) * load_shared_by_blocks(statistics + 1);
-          const float low = load_shared_by_blocks(low_of(p, slab));
+          if (r == 0 || !is_of_one_slab) {
+            const int64 slab = n * (Tail::channels / Tail::group_channels) + (c + r) / Tail::group_channels;
+            row.mean[r] = load_shared_by_blocks(p.statistics + 2 * slab);
+            rstd = load_shared_by_blocks(p.statistics + 2 * slab + 1);
+            low = load_shared_by_blocks(low_of(p, slab));
+          }
+          row.scale[r] = Tail::weight(p, c + r) * rstd;
           row.bias[r] = fmaf(-low, row.scale[r], Tail::bias(p, c + r));
         }
       }
@@ -241,7 +212,7 @@ struct TailStreamed {
           const int r = Rows == 1 ? 0 : k;
           value[k] = Before::value(value[k], row.before.value[r], before[i], k);
           if constexpr (Tail::has_norm)
-            value[k] = normalise(value[k], row.mean[r], row.scale[r], row.bias[r]);
+            value[k] = normalise(value[k], row.mean[is_of_one_slab ? 0 : r], row.scale[r], row.bias[r]);
           value[k] = After::value(value[k], row.after.value[r], after[i], k);
           if constexpr (Tail::has_mean) sums.value[r][0] += value[k];
         }
@@ -257,13 +228,13 @@ struct TailStreamed {
     __device__ __forceinline__ void finish(const Row<Rows>&, Sums<Rows>& sums, int64 row_index, int piece,
                                            bool in_range) const {
       sums.template finish<team>(in_range, scratch, [&](int r, const float* total) {
-        p.sums[(row_index + r) * Walk::pieces + piece] = total[0];
+        p.sums[Parts::place_of_sum(row_index + r, piece)] = total[0];
       });
     }
   };
 
   // --- Between the passes: the statistics of a unit's slabs ---
-  static constexpr int per_slab = Tail::group_channels * Walk::pieces;
+  static constexpr int per_slab = Tail::group_channels / Parts::part_channels * Walk::pieces;
   // What a slab's mean has no bits for: in its first part, which has been read then.
   static __device__ __forceinline__ float* low_of(const Parameters& p, int64 slab) {
     return p.parts + slab * per_slab * part_floats + 3;
@@ -308,9 +279,9 @@ struct TailStreamed {
       if (in_range && lane == 0) {
         p.statistics[2 * slab] = mean;
         p.statistics[2 * slab + 1] = rstd;
-        if constexpr (!Tail::mean_follows_norm) *low_of(p, slab) = low;
+        if constexpr (!Tail::mean_follows_norm || Numbers::interleaved) *low_of(p, slab) = low;
       }
-      if constexpr (Tail::mean_follows_norm) {
+      if constexpr (Tail::mean_follows_norm && !Numbers::interleaved) {
         for (int c = lane; in_range && c < Tail::group_channels; c += team) {
           Moments row;
           for (int i = 0; i < Walk::pieces; ++i) {
@@ -325,16 +296,46 @@ struct TailStreamed {
         }
       }
     }
+    if constexpr (Tail::mean_follows_norm && Numbers::interleaved) {
+      __syncthreads();  // all statistics are there
+      finish_normed_means(unit);
+    }
+  }
+
+  // Interleaved, a mean directly after the norm: from the channels' means and the slabs' statistics.
+  __device__ __forceinline__ void finish_normed_means(int64 unit) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    const float* pivots = p.sums + unit * Walk::pieces * Walk::rows_of_unit;
+    Parts{p.parts, p.sums, scratch}.template sum_pieces<true>(unit, [&](int c, double total) {
+      const int64 row_index = unit * Walk::rows_of_unit + c;
+      const int64 slab = row_index / Tail::group_channels;
+      const int channel = static_cast<int>(row_index % Tail::channels);
+      const float mean = load_shared_by_blocks(p.statistics + 2 * slab);
+      const float rstd = load_shared_by_blocks(p.statistics + 2 * slab + 1);
+      const float low = load_shared_by_blocks(low_of(p, slab));
+      const float distance =
+          fmaf(static_cast<float>(total), per_element, (load_shared_by_blocks(pivots + c) - mean) - low);
+      const float value = fmaf(distance * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+      store_one<typename Tail::Output>(p.output, row_index, value);
+    });
   }
 
   __device__ __forceinline__ void finish_mean(int64 unit) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-    for (int r = threadIdx.x % unit_threads; r < Walk::rows_of_unit; r += unit_threads) {
-      const int64 row_index = unit * Walk::rows_of_unit + r;
-      double total = 0.0;
-      for (int i = 0; i < Walk::pieces; ++i)
-        total += load_shared_by_blocks(p.sums + row_index * Walk::pieces + i);
-      store_one<typename Tail::Output>(p.output, row_index, static_cast<float>(total) * per_element);
+    const auto give = [&](int r, double total) {
+      store_one<typename Tail::Output>(p.output, unit * Walk::rows_of_unit + r,
+                                       static_cast<float>(total) * per_element);
+    };
+    if constexpr (Numbers::interleaved) {
+      Parts{p.parts, p.sums, scratch}.template sum_pieces<false>(unit, give);
+    } else {
+      for (int r = threadIdx.x % unit_threads; r < Walk::rows_of_unit; r += unit_threads) {
+        const int64 row_index = unit * Walk::rows_of_unit + r;
+        double total = 0.0;
+        for (int i = 0; i < Walk::pieces; ++i)
+          total += load_shared_by_blocks(p.sums + row_index * Walk::pieces + i);
+        give(r, total);
+      }
     }
   }
 
@@ -347,7 +348,7 @@ struct TailStreamed {
     Walk::run(p, unit, tile, pass);
     if (arrives_last(counters, tiles)) {
       finish_moments(unit);
-      publish(counters + 2, 1u);
+      if constexpr (second_tiles > 0) publish(counters + 2, 1u);
     }
   }
 

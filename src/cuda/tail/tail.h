@@ -115,6 +115,7 @@ struct StreamNumbers {
   int64_t piece_vectors = 0;    // planar
   int64_t piece_positions = 0;  // interleaved
   int64_t strip_channels = 1;   // of a unit, interleaved: whole slabs
+  int64_t part_channels = 1;    // interleaved: of a slab, whose moments a tile merges
   int64_t rows_per_tile = 1;    // where a row is one piece
   Number wave_units = 1;
   int64_t units_per_sample = 1;
@@ -124,9 +125,10 @@ struct StreamNumbers {
 
   // What an interleaved unit is: all channels of a sample, or as few slabs as fill memory's sectors.
   enum class Units : uint8_t { samples, strips };
+  // What a tile leaves of interleaved channels: sums of each, or moments of slabs' parts.
+  enum class Leaves : uint8_t { channels, parts };
   // `bytes_of_element`: what both passes read of an element.
-  StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu,
-                Units units = Units::samples);
+  StreamNumbers(const TailShape& shape, int64_t bytes_of_element, const Gpu& gpu, Units units, Leaves leaves);
 
   Number units(const Number& batch) const { return batch * units_per_sample; }
   Number waves(const Number& batch) const { return divide_up(units(batch), wave_units); }
@@ -142,6 +144,9 @@ struct StreamNumbers {
   int64_t scratch_floats(int64_t count, int64_t at_once) const;
 
  private:
+  void cut_interleaved(const TailShape& shape, int64_t bytes_of_element, Units units, Leaves leaves,
+                       int64_t tile_elements);
+  void fit_team(int64_t vectors);
   std::string wave_text() const;
 };
 

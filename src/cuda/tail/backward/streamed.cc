@@ -101,7 +101,8 @@ class TailBackward final : public TailGradientKernel {
   static StreamNumbers numbers_of(const BackwardProblem& problem, const TailShape& shape) {
     const int64_t bytes_read = byte_size(problem.forward.input.dtype) +
                                (shape.parts.mean ? 0 : byte_size(problem.output_gradient.dtype));
-    return {shape, bytes_read, gpu_of(problem.forward.device), StreamNumbers::Units::strips};
+    return {shape, bytes_read, gpu_of(problem.forward.device), StreamNumbers::Units::strips,
+            StreamNumbers::Leaves::channels};
   }
 
   Number control_bytes() const { return (numbers_.units(shape_.batch) + 1) * control_words * 4; }

@@ -246,17 +246,9 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape& shape = cost.shape;
   const Gpu& gpu = cost.gpu;
   const GemmMmaNumbers& numbers = *cost.numbers;
-  const auto samples = static_cast<double>(shape.batch.value());
-  const auto tiles = numbers.tiles(shape);
-  // Tiles that do not fill the GPU leave multiprocessors idle.
-  const auto rounds = static_cast<double>(divide_up(shape.batch.value() * tiles, gpu.multiprocessors));
-  const double clocks = numbers.measured_clocks / static_cast<double>(tiles) * rounds;
-  const double elements = samples * static_cast<double>(shape.channels) * static_cast<double>(shape.spatial);
-  const auto input = static_cast<double>(problem.input.byte_span());
-  const auto output = static_cast<double>(problem.output.byte_span());
+  const double elements = static_cast<double>(shape.rows().value()) * static_cast<double>(shape.spatial);
   const bool second = shape.parts.norm && !shape.parts.mean_follows_norm();
-  const double first_bytes = input + (second ? 4 * elements : output);
-  const double second_bytes = second ? 4 * elements + output : 0;
+  const double second_bytes = second ? 4 * elements + static_cast<double>(problem.output.byte_span()) : 0;
   // A mean after a chain is a block for each channel of a sample, which takes 0.1 us for 256 positions.
   const auto waves = static_cast<double>(divide_up(shape.rows().value(), int64_t{8} * gpu.multiprocessors));
   const double averaged =
@@ -269,18 +261,9 @@ double seconds(const Problem& problem, const PlanOptions&) {
                                                (128 * gpu.clock() * gpu.multiprocessors)
                                          : 0;
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
-  // On an H200 tiles take 1.03 to 1.15 times as long as they are predicted to.
-  const double own = (second ? 3e-5 : 2.5e-5) + 2 * packed / gpu.bytes_per_second +
-                     std::max({second_bytes / rate, averaged, activated}) +
-                     std::max({first_bytes / rate, 1.1 * clocks / gpu.clock(),
-                               numbers.merges_classes ? scattered_seconds(problem, shape) : 0.0});
-  // On GPUs with wgmma, s19, s61 and layers of U-Nets take 1.4 to 2.2 times as long here as by wgmma, which
-  // the models of both do not show. A layer that doubles an image takes 0.7 times as long. Groups are as
-  // predicted, and so are classes that meet different elements: six problems take 0.6 to 1.2 of it, with
-  // channels last 0.9 to 1.7.
-  const bool has_wgmma = gpu.architecture == "sm_90a";
-  const bool apart = shape.classes() > 1 && !classes_meet_alike(shape);
-  return has_wgmma && !apart && shape.conv_groups == 1 && wide_refusal(problem).empty() ? 1.45 * own : own;
+  return (second ? 1e-5 : 5e-6) + 2 * packed / gpu.bytes_per_second +
+         std::max({second_bytes / rate, averaged, activated}) +
+         numbers.seconds(problem, shape, gpu, shape.batch.value());
 }
 
 }  // namespace

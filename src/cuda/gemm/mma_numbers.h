@@ -50,10 +50,9 @@ struct GemmMmaNumbers {
   int64_t most_taps = 0;                                                         // of a class
   bool odd_taps = false;  // some class has a joint of a single tap
   double padding = 1;     // products with those of zeros that fill vectors and rows, to those of the problem
-  int64_t shared_bytes = 0;    // 0 where nothing fits
-  int64_t blocks_wanted = 2;   // of a multiprocessor
-  double clocks = 0;           // of a multiprocessor, for a sample; tiles are compared by these
-  double measured_clocks = 0;  // the same, as fitted to measurements
+  int64_t shared_bytes = 0;   // 0 where nothing fits
+  int64_t blocks_wanted = 2;  // of a multiprocessor
+  double score = 0;           // tiles are compared by these
 
   GemmMmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
 
@@ -72,6 +71,9 @@ struct GemmMmaNumbers {
   int64_t weight_bytes() const {
     return conv_groups * all_joints * channel_tiles * chunks * parts * joint_vectors() * tile.rows() * 16;
   }
+  // Seconds of the kernel, without launches before and after it; fitted to measurements on an H200
+  // (docs/lab/gemm_mma.md).
+  double seconds(const Problem& problem, const ThinShape& shape, const Gpu& gpu, int64_t samples) const;
   int64_t spans(const ThinShape& shape) const {
     const int64_t group_rows = rows(shape) / shape.groups;
     return tile.rows() % group_rows == 0 ? 1 : (group_rows - 1) / tile.rows() + 2;
@@ -80,41 +82,52 @@ struct GemmMmaNumbers {
  private:
   static int64_t positions_of(const ThinAxis& axis);
 
-  // Boxes of at most `most` positions that cover the output evenly.
-  static std::vector<Box> boxes_of(const ThinShape& shape, int64_t most);
+  // Boxes of at most `most` positions that cover the output evenly; of less than half as many too where
+  // `half_empty`, or where the output has no more.
+  static std::vector<Box> boxes_of(const ThinShape& shape, int64_t most, bool half_empty);
 
+  // `most_vectors`: of a chunk.
   GemmMmaNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu, const Tile& wanted,
-                 const Box& tried);
+                 const Box& tried, int64_t most_vectors);
 
   // The taps of each class that is a product of its own.
   std::vector<int64_t> class_taps(const ThinShape& shape) const;
   // Sets vectors, chunks and joints.
-  void cut_terms(const ThinShape& shape);
+  void cut_terms(const ThinShape& shape, int64_t most_vectors);
   // Sets groups of joints, and batches of loads of x.
   void cut_stages(const Problem& problem);
 
-  // What tiles are compared by: clocks of some samples on the whole GPU. It does not follow the batch.
-  double score(const ThinShape& shape, const Gpu& gpu) const;
+  // Sets how many blocks share a multiprocessor, stages, and loads of x that one block has in flight.
+  void fill_multiprocessor(const Gpu& gpu);
+  // That a thread takes, about, with all that lives beside its sums.
+  int64_t registers() const;
 
   // sizeof(GemmMmaShared).
   int64_t bytes_of_shared() const;
 
-  // Outputs of a class lie a stride apart: the sectors that are written, to those of neighbours.
-  double sectors_of_class(const Problem& problem, const ThinShape& shape) const;
+  // What a tile takes, in clocks of a multiprocessor: of its parts that work beside each other, and of
+  // waiting.
+  struct Work {
+    double issued = 0, shared = 0, moved = 0, multiplied = 0;
+    double block_waits = 0;  // of all warps: for x, for each other
+    double warp_waits = 0;   // of each warp: for matrices, products, stores
 
-  // Clocks of a tile.
-  struct Parts {
-    double multiplied = 0, read_weights = 0, read_x = 0, moved = 0;  // beside each other
-    double staged = 0, finished = 0;
+    double busy() const;
+    // Of so many blocks at a time.
+    double clocks(double blocks, double warps) const;
   };
-  Parts parts_of(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
-  // Whether blocks of a multiprocessor hide a part of what each does outside of the mainloop.
-  bool has_many_blocks() const { return blocks_wanted >= 4 && blocks_wanted * tile.threads() >= 512; }
+  Work work(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
+  double seconds(const Work& of_tile, const Problem& problem, const ThinShape& shape, const Gpu& gpu,
+                 int64_t samples) const;
+  // What tiles are compared by. It does not follow the batch.
+  double score_of(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
+  void add_mainloop(Work& found, const ThinShape& shape, const Gpu& gpu) const;
+  void add_source(Work& found, const Problem& problem, const ThinShape& shape) const;
+  void add_epilogue(Work& found, const Problem& problem, const ThinShape& shape) const;
+  // Of the last block of a sample, which merges the tiles' statistics.
+  double merging_clocks(const ThinShape& shape) const;
   // How often a matrix of x is read, on average: once without bank conflicts.
   double matrix_conflicts() const;
-  double predict(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
-  // Of few channels: 33 measurements (docs/lab/gemm_mma.md).
-  double predict_few(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
 };
 
 }  // namespace onepass::cuda

@@ -1,0 +1,265 @@
+// What the row "gemm_mma" costs, fitted to 942 measurements of 44 problems on an H200 (docs/lab/gemm_mma.md).
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "cuda/gemm/mma_numbers.h"
+
+namespace onepass::cuda {
+namespace {
+
+double number(int64_t value) { return static_cast<double>(value); }
+
+// Clocks of a scheduler for what a warp issues once.
+namespace issue {
+constexpr double product = 0.45, matrices = 0.43, joint = 2.2, group = 4.9, copy = 1.5;
+constexpr double vector = 2.2, word_of_plane = 0.82, word_of_channels = 0.95, whole_vector = 17.7;
+constexpr double place = 6.5;  // of a window or a tile
+constexpr double value = 1.26, instruction = 0.115, moment = 4.4, row = 12.3, store = 1.43;
+}  // namespace issue
+
+// Shared memory and the first-level cache, 128 bytes a clock, and sectors of the second level.
+namespace access {
+constexpr double weights = 0.49, x = 1.0, staged = 0.9, load = 0.32, store = 3.06;
+constexpr double weight_sector = 0.6, loaded_sector = 0.148, stored_sector = 1.22;
+}  // namespace access
+
+// Clocks that a block waits.
+namespace block_wait {
+constexpr double always = 990, place = 78, loads = 760, later_loads = 680, word = 6.6, group = 63;
+constexpr double moments = 2400, slab = 690, merge = 710;
+}  // namespace block_wait
+
+// Clocks that a warp waits.
+namespace warp_wait {
+constexpr double step = 68, product = 11.6, stores = 295, instruction = 0.91, value = 3.7, row = 430;
+}  // namespace warp_wait
+
+// Parts that work beside each other disturb each other.
+constexpr double disturbance = 2.38;
+// What other blocks, and other warps, do meanwhile.
+constexpr double block_overlap = 0.57, warp_overlap = 0.42;
+constexpr double memory_factor = 0.93, memory_disturbance = 1.6;
+constexpr double launch_seconds = 1.1e-5;
+
+// Bytes of an output, as the kernel stores it: f32 where a norm waits, nothing where a mean follows.
+double stored_bytes(const Problem& problem, const TailParts& parts) {
+  if (parts.norm != nullptr && !parts.mean_follows_norm()) return 4;
+  return parts.mean ? 0 : number(byte_size(problem.output.dtype));
+}
+
+const std::vector<TailParts::Stage>& chain_of(const TailParts& parts) {
+  return parts.norm != nullptr ? parts.before : parts.after;
+}
+
+bool has_sums(const TailParts& parts) { return parts.norm != nullptr || parts.mean; }
+
+}  // namespace
+
+double GemmMmaNumbers::matrix_conflicts() const {
+  int64_t waves = 0;
+  for (int64_t first = 0; first < tile.positions(); first += 8) {
+    // Positions of a matrix read different places, but those that only fill the tile.
+    std::array<int64_t, 8> in_bank{};
+    int64_t most = 1;
+    bool fills = false;
+    for (int64_t i = first; i < first + 8; ++i) {
+      const int64_t row = i / box[2], plane = row / box[1];
+      int64_t place = 0;
+      if (plane < box[0]) {
+        place = (plane * axes[1].entries + row - plane * box[1]) * axes[2].entries + i - row * box[2];
+      } else if (std::exchange(fills, true)) {
+        continue;
+      }
+      most = std::max(most, ++in_bank[static_cast<size_t>(place % 8)]);
+    }
+    waves += most;
+  }
+  return number(8 * waves) / number(tile.positions());
+}
+
+void GemmMmaNumbers::add_mainloop(Work& found, const ThinShape& shape, const Gpu& gpu) const {
+  const double warps = number(tile.threads()) / 32;
+  const double products = parts == 2 ? 3 : 1;
+  const double joints = number(all_joints) / number(classes(shape)) * number(chunks);
+  const double steps = joints * number(joint_vectors()) / 2;
+  const double groups = std::ceil(joints / number(chunks * group_joints)) * number(chunks);
+  const double row_products = steps * number(tile.row_tiles) * products;
+  const double copies = joints * number(parts * joint_vectors() * tile.rows()) / 32;
+  const double matrices = steps * number(parts * (tile.column_tiles / 2 + tile.row_tiles));
+  found.issued += warps * (issue::product * row_products * number(tile.column_tiles) +
+                           issue::matrices * matrices + issue::joint * joints + issue::group * groups) +
+                  issue::copy * copies;
+  found.multiplied += row_products * number(tile.column_tiles) * warps * 1024 / gpu.tensor_products();
+  const double of_row = warps * steps * number(parts) / 4;  // two vectors of a row
+  found.shared += access::weights * of_row * number(16 * tile.row_tiles) +
+                  access::x * of_row * number(8 * tile.column_tiles) * matrix_conflicts() +
+                  access::staged * copies * 4;
+  found.moved += access::weight_sector * copies * 16;
+  found.block_waits += block_wait::group * groups;
+  found.warp_waits += warp_wait::step * steps + warp_wait::product * row_products;
+}
+
+void GemmMmaNumbers::add_source(Work& found, const Problem& problem, const ThinShape& shape) const {
+  const double bytes = number(byte_size(problem.input.dtype));
+  const bool interleaved = problem.input.strides[1] == 1;
+  const bool whole = interleaved && shape.in_channels % of_vector == 0;
+  const double staged = number(staged_vectors * chunks) / 32;
+  const double words = staged * number(of_vector);
+  const double per_word = whole         ? issue::whole_vector / number(of_vector)
+                          : interleaved ? issue::word_of_channels
+                                        : issue::word_of_plane;
+  found.issued +=
+      issue::vector * staged + per_word * words + issue::place * number(window() + tile.positions()) / 32;
+  // Lines of 128 bytes, and sectors, that 32 loads of one instruction meet.
+  double lines = bytes / 4, sectors = bytes;
+  if (interleaved && !whole) {
+    const double apart = number(problem.input.strides.back()) * bytes * number(shape.axes[2].step);
+    lines = std::clamp(32 / number(vectors) * apart / 128, 1.0, 32.0);
+    sectors = std::clamp(32 / number(vectors) * apart / 32, 1.0, 32.0);
+  } else if (!interleaved) {
+    const double apart = bytes * number(shape.axes[2].step);
+    const double breaks = 32 / std::max(1.0, number(axes[2].entries / shape.axes[2].step));
+    lines = std::min(32.0, std::max(1.0, apart / 4) + breaks / 2);
+    sectors = std::min(32.0, apart + 1 + breaks);
+  }
+  found.shared += access::load * words * lines + access::staged * staged * number(4 * parts);
+  found.moved += access::loaded_sector * words * sectors;
+  const double turns = number(staged_vectors) / number(tile.threads());
+  const double rounds = std::ceil(turns / number(batch_vectors));
+  found.block_waits += block_wait::loads * rounds + block_wait::later_loads * rounds * number(chunks - 1) +
+                       block_wait::word * turns * number(whole ? 1 : of_vector) +
+                       block_wait::place * number(divide_up(window(), tile.threads()));
+}
+
+void GemmMmaNumbers::add_epilogue(Work& found, const Problem& problem, const ThinShape& shape) const {
+  const int64_t all_rows = rows(shape);
+  const double warps = number(tile.threads()) / 32;
+  const double row_halves = all_rows <= 8 ? 1 : 2;                       // of 16 rows
+  const double values = number(tile.row_tiles * tile.column_tiles) * 4;  // of a thread
+  const double computed = values * row_halves / 2;
+  const double chain = gemm_chain_instructions(chain_of(shape.parts));
+  const double pieces = number(tile.row_tiles * tile.column_tiles) / 4;  // of 16 rows by 32 columns
+  found.issued += warps * computed * (issue::value + issue::instruction * chain);
+  found.warp_waits +=
+      warp_wait::stores * pieces + warp_wait::instruction * computed * chain + warp_wait::value * values;
+  found.block_waits += block_wait::always;
+  const double bytes = stored_bytes(problem, shape.parts);
+  if (bytes > 0) {
+    const bool interleaved = !shape.parts.mean && problem.output.strides[1] == 1;
+    const int64_t lanes = all_rows <= 4 ? 4 : all_rows <= 8 ? 8 : 16;  // of neighbouring rows
+    const double stores = warps * pieces * number(interleaved ? lanes : std::min<int64_t>(16, all_rows));
+    const double classes_apart = number(std::ssize(shape.axes[2].classes));
+    double sectors = 0;
+    if (!interleaved) {
+      sectors = bytes * classes_apart + 1 + 32 / number(box[2]);
+    } else if (merges_classes) {
+      sectors = 16;  // rows of a channel are classes, which lie apart
+    } else if (classes_apart == 1 && all_rows <= 16) {
+      sectors = bytes;
+    } else {
+      const bool cut = shape.channels * static_cast<int64_t>(bytes) % 32 != 0;
+      sectors = 32 / number(lanes) * (number(std::min<int64_t>(16, all_rows)) * bytes / 32 + (cut ? 0.5 : 0));
+    }
+    const double lines = interleaved ? std::max(1.0, sectors / 4)
+                                     : std::max(1.0, bytes * classes_apart / 4) + 16 / number(box[2]);
+    found.issued += issue::store * stores;
+    found.shared += access::store * stores * lines;
+    found.moved += access::stored_sector * stores * sectors;
+  }
+  if (!has_sums(shape.parts)) return;
+  const double own_rows = number(tile.row_tiles) * row_halves;
+  found.issued += warps * (issue::moment * computed + issue::row * own_rows);
+  found.warp_waits += warp_wait::row * own_rows;
+  found.block_waits += block_wait::moments;
+  if (shape.parts.norm == nullptr) return;
+  const int64_t slab_rows = all_rows / shape.groups;
+  const int64_t slabs =
+      std::clamp<int64_t>(divide_up(std::min(tile.rows(), all_rows), slab_rows), 1, shape.groups);
+  found.block_waits += block_wait::slab * number(divide_up(slabs, tile.threads() / 32));
+}
+
+double GemmMmaNumbers::merging_clocks(const ThinShape& shape) const {
+  const int64_t warps = tile.threads() / 32;
+  const int64_t tiles_of_slab = tiles(shape) / channel_tiles;
+  int64_t turns = 0;  // of a warp, of four loads at a time
+  if (shape.parts.norm != nullptr) {
+    const int64_t slab_rows = rows(shape) / shape.groups;
+    const int64_t merged = (divide_up(slab_rows, tile.rows()) + (spans(shape) > 1 ? 1 : 0)) * tiles_of_slab;
+    const bool by_block = shape.groups < warps && spans(shape) * tiles_of_slab > 128;
+    turns += by_block ? shape.groups * divide_up(merged, 128 * warps)
+                      : divide_up(shape.groups, warps) * divide_up(merged, 128);
+  }
+  if (shape.parts.mean && (shape.parts.norm == nullptr || shape.parts.mean_follows_norm())) {
+    turns += tiles_of_slab >= 32 ? divide_up(shape.channels, warps) * divide_up(tiles_of_slab, 128)
+                                 : divide_up(shape.channels, 32 * warps) * divide_up(tiles_of_slab, 4);
+  }
+  return block_wait::merge * number(turns);
+}
+
+GemmMmaNumbers::Work GemmMmaNumbers::work(const Problem& problem, const ThinShape& shape,
+                                          const Gpu& gpu) const {
+  Work found;
+  add_mainloop(found, shape, gpu);
+  add_source(found, problem, shape);
+  add_epilogue(found, problem, shape);
+  return found;
+}
+
+double GemmMmaNumbers::Work::busy() const {
+  const auto power = [](double value) { return std::pow(value, disturbance); };
+  return std::pow(power(issued) + power(shared) + power(moved) + power(multiplied), 1 / disturbance);
+}
+
+double GemmMmaNumbers::Work::clocks(double blocks, double warps) const {
+  const double own = busy();
+  const double other_blocks = block_overlap * (blocks - 1) * own;
+  const double other_warps = warp_overlap * std::max(0.0, blocks - 4 / warps) * own;
+  return blocks * own + block_waits * block_waits / (block_waits + other_blocks) +
+         warp_waits * warp_waits / (warp_waits + other_warps);
+}
+
+double GemmMmaNumbers::seconds(const Problem& problem, const ThinShape& shape, const Gpu& gpu,
+                               int64_t samples) const {
+  return seconds(work(problem, shape, gpu), problem, shape, gpu, samples);
+}
+
+double GemmMmaNumbers::score_of(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const {
+  const Work of_tile = work(problem, shape, gpu);
+  // Few samples, and more. Small samples want short tiles in the first case, and tiles that read little in
+  // the second.
+  double product = 1;
+  for (const int64_t samples : {8, 64, 512})
+    product *= seconds(of_tile, problem, shape, gpu, samples * shape.conv_groups);
+  return std::cbrt(product);
+}
+
+double GemmMmaNumbers::seconds(const Work& of_tile, const Problem& problem, const ThinShape& shape,
+                               const Gpu& gpu, int64_t samples) const {
+  const double warps = number(tile.threads()) / 32;
+  // Tiles of a multiprocessor, some at a time. Where they are few, the last ones do not fill it.
+  const double tiles_each = number(samples * tiles(shape)) / gpu.multiprocessors;
+  const double blocks = std::min(number(blocks_wanted), std::max(1.0, tiles_each));
+  const double turns = std::max(1.0, tiles_each / blocks), whole = std::floor(tiles_each / blocks);
+  const double left = std::ceil(tiles_each - whole * blocks);
+  double clocks = whole * of_tile.clocks(blocks, warps);
+  if (whole >= 4) {
+    clocks = turns * of_tile.clocks(blocks, warps) + of_tile.clocks(1, warps) / 2;
+  } else if (left > 0) {
+    clocks += of_tile.clocks(left, warps);
+  }
+  double inputs = number(shape.in_channels);
+  for (const ThinAxis& axis : shape.axes) inputs *= number(axis.in);
+  const double moved =
+      number(samples) * (inputs * number(byte_size(problem.input.dtype)) +
+                         stored_bytes(problem, shape.parts) * number(shape.channels * shape.spatial));
+  const double computing = clocks / (0.885 * gpu.clock());  // of a GPU whose tensor cores are at work
+  const double moving = memory_factor * moved / gpu.bytes_per_second;
+  return std::pow(std::pow(computing, memory_disturbance) + std::pow(moving, memory_disturbance),
+                  1 / memory_disturbance) +
+         launch_seconds + merging_clocks(shape) / (0.885 * gpu.clock());
+}
+
+}  // namespace onepass::cuda

@@ -69,6 +69,13 @@ const std::vector<Kernel>& kernels() {
       {"tail_streamed", "prelu(per=channel) | instance_norm(affine=true) | mish | mean @ 8x24x40x41 f16 nhwc",
        tuned},
       {"tail_streamed", "channel_add(per=sample) | gelu_tanh | residual_add @ 8x17x101x99", tuned},
+      // Units of several tiles: parts of slabs by teams that are no power of two, sums of channels; no
+      // channels.
+      {"tail_streamed", "leaky_relu | group_norm(1) | mean @ 8x1280x60x35 nhwc", tuned_and_oldest},
+      {"tail_streamed", "softplus | group_norm(1) | sigmoid | mean @ 4x1280x12x21x17 bf16 nhwc", all},
+      {"tail_streamed", "prelu(per=channel) | group_norm(20) | channel_mul | silu @ 2x640x64x64 f16 nhwc",
+       tuned},
+      {"tail_streamed", "elu | residual_add | tanh @ 1x24x192x192x8 bf16 nhwc", tuned_and_oldest},
       {"tail_backward", "swish | group_norm(4) | hardswish @ 128x16x31x63x63", all},
       {"tail_backward", "gelu | group_norm(8) @ 16x64x258x258 bf16 nhwc", tuned_and_oldest},
       {"tail_backward", "hardswish | group_norm(4) | mean @ 1024x16x13x29x29", tuned_and_oldest},

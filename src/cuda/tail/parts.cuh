@@ -172,7 +172,8 @@ struct TileParts {
       if (c < channels && lane < lanes) {
         float pivot[width] = {};
         if constexpr (means) load_sums(sums + c, pivot);
-#pragma unroll 8
+          // 16 vectors in flight: one block reads some 300 KB here, and others wait for it or are done.
+#pragma unroll 16
         for (int piece = lane; piece < Walk::pieces; piece += lanes) {
           float value[width];
           load_sums(sums + static_cast<int64>(piece) * channels + c, value);

@@ -114,8 +114,11 @@ void StreamNumbers::cut_interleaved(const TailShape& shape, int64_t bytes_of_ele
     pieces = divide_up(shape.spatial, piece_positions);
   }
   // Where both passes read one tensor of 16 bits, twice as many loads in flight: s60, s19, s61 and s27 take
-  // 0.83, 0.85, 0.86 and 0.82 of the time. With dy beside it s60 would spill.
-  if (width >= 8 && bytes_of_element <= 2) vectors_in_flight = 4;
+  // 0.83, 0.85, 0.86 and 0.82 of the time. With dy beside it s60 would spill,
+  // and sums of eight channels beside a chain.
+  const bool has_room = !shape.parts.mean || shape.parts.before.empty() ||
+                        shape.group_channels() % width == 0 || leaves == Leaves::channels;
+  if (width >= 8 && bytes_of_element <= 2 && has_room) vectors_in_flight = 4;
 }
 
 // Threads along channels that all have some: of 320 vectors, teams of 256 left three of eight threads idle.

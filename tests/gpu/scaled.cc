@@ -43,7 +43,8 @@ std::string gradient_errors(const BackwardProblem& problem, const Check& check, 
 }
 
 TEST_F(Scaled, GradientsAgreeWithTheReference) {
-  const std::vector<Problem> problems = scaled_problems(gpu);
+  std::vector<Problem> problems = scaled_problems(gpu);
+  std::erase_if(problems, [](const Problem& one) { return one.precision == Precision::tf32_away; });
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     return gradient_errors(BackwardProblem(problems[static_cast<size_t>(index)]),
                            {.placements = {Placement::elements, Placement::vectors},

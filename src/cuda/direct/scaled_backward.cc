@@ -42,6 +42,7 @@ class ScaledBackward final : public BackwardKernel {
   static std::string refusal(const BackwardProblem& problem) {
     std::string reason = scaled_refusal(problem.forward);
     if (!reason.empty()) return reason;
+    if (problem.forward.precision == Precision::tf32_away) return "tf32_away: gradients round ties to even";
     const BackwardProblem tail = scaled_tail(problem);
     reason = tail_refusal(tail);
     return reason.empty() && tail_gradient_rows(tail).empty() ? "no row takes the block as a tail" : reason;

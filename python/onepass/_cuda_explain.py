@@ -54,8 +54,11 @@ def explain(
     note = "  tensors that do not lie dense in this order are copied first\n"
     if conv is None:
         return plan + note
-    if not backward or not mode or not any(_ours(description, sizes, mode, layout, device)):
-        return f"{description.text}\n\n-> PyTorch's own convolution, then {_chosen(plan)}\n\n{plan}{note}"
+    ours = backward and mode and _ours(description, sizes, mode, layout, device)
+    if not ours or not all(ours):
+        apart = f", the {_gradient_of(ours[0])} of the convolution here" if ours and any(ours) else ""
+        how = f"-> PyTorch's own convolution, then {_chosen(plan)}{apart}"
+        return f"{description.text}\n\n{how}\n\n{plan}{note}"
     alone = description.conv_alone
     convolution = torch.ops.onepass.cuda_explain(alone.text, sizes, mode, layout, device, "", True)
     how = f"-> {_chosen(plan)}, then {_chosen(convolution)}"
@@ -73,14 +76,19 @@ def _ours(
 
 def _apart(description: Description, sizes: Sequence[int], mode: str, layout: str, device: str) -> str:
     """How the convolution runs in training, the tail apart."""
-    of_input, of_weights = _ours(description, sizes, mode, layout, device)
-    if not (of_input or of_weights):
+    ours = _ours(description, sizes, mode, layout, device)
+    if not any(ours):
         return "PyTorch's own convolution, then the rest"
-    whose = "gradients" if of_input and of_weights else "input's gradient" if of_input else "weights' gradient"
-    rows = torch.ops.onepass.cuda_explain(
-        description.conv_alone.text, sizes, mode, layout, device, "", True
-    )
-    return f"the convolution and the rest apart, its {whose} by {_chosen(rows)}"
+    if not all(ours):
+        return f"the convolution and the rest apart, its {_gradient_of(ours[0])} here, the other PyTorch's"
+    alone = description.conv_alone.text
+    rows = torch.ops.onepass.cuda_explain(alone, sizes, mode, layout, device, "", True)
+    return f"the convolution and the rest apart, its gradients by {_chosen(rows)}"
+
+
+def _gradient_of(of_input: bool) -> str:
+    """The one of the two that is computed here."""
+    return "input's gradient" if of_input else "weights' gradient"
 
 
 def _mode(

@@ -269,6 +269,14 @@ def test_gradients_stay_pytorchs_where_it_is_faster() -> None:
     assert "-> PyTorch's own convolution, then tail_backward" in wide
 
 
+def test_one_gradient_of_a_convolution_may_be_computed_here() -> None:
+    text, sizes = "conv2d(2,1280,k=1) | tanh | gelu", (128, 2, 4, 5)
+    forward = onepass.explain(text, sizes, device="cuda:sm_90a")
+    assert "the convolution and the rest apart, its weights' gradient here, the other PyTorch's" in forward
+    gradients = onepass.explain(text, sizes, device="cuda:sm_90a", backward=True)
+    assert "the weights' gradient of the convolution here" in gradients
+
+
 def test_tuning_is_off_until_asked_for() -> None:
     onepass.tune()
     assert torch.ops.onepass.cuda_set_tuning(True)

@@ -54,6 +54,20 @@ const std::vector<TailParts::Stage>& chain_of(const TailParts& parts) {
   return parts.norm != nullptr ? parts.before : parts.after;
 }
 
+// Elements that one load takes where channels lie side by side and are no whole vectors (`run` of
+// gemm/mma/source.cuh).
+int64_t elements_of_load(const Problem& problem, const ThinShape& shape) {
+  int64_t run = 16 / byte_size(problem.input.dtype);
+  const auto divides = [&] {
+    for (size_t d = 0; d < problem.input.strides.size(); ++d) {
+      if (d != 1 && problem.input.strides[d] % run != 0) return false;
+    }
+    return shape.in_channels % run == 0;
+  };
+  while (run > 1 && !divides()) run /= 2;
+  return run;
+}
+
 bool has_sums(const TailParts& parts) { return parts.norm != nullptr || parts.mean; }
 
 }  // namespace
@@ -108,8 +122,9 @@ void GemmMmaNumbers::add_source(Work& found, const Problem& problem, const ThinS
   const bool whole = interleaved && shape.in_channels % of_vector == 0;
   const double staged = number(staged_vectors * chunks) / 32;
   const double words = staged * number(of_vector);
+  const double run = interleaved && !whole ? number(elements_of_load(problem, shape)) : 1;
   const double per_word = whole         ? issue::whole_vector / number(of_vector)
-                          : interleaved ? issue::word_of_channels
+                          : interleaved ? issue::word_of_channels * (1 + 1 / run) / 2
                                         : issue::word_of_plane;
   found.issued +=
       issue::vector * staged + per_word * words + issue::place * number(window() + tile.positions()) / 32;
@@ -125,12 +140,12 @@ void GemmMmaNumbers::add_source(Work& found, const Problem& problem, const ThinS
     lines = std::min(32.0, std::max(1.0, apart / 4) + breaks / 2);
     sectors = std::min(32.0, apart + 1 + breaks);
   }
-  found.shared += access::load * words * lines + access::staged * staged * number(4 * parts);
-  found.moved += access::loaded_sector * words * sectors;
+  found.shared += access::load * words / run * lines + access::staged * staged * number(4 * parts);
+  found.moved += access::loaded_sector * words / run * sectors;
   const double turns = number(staged_vectors) / number(tile.threads());
   const double rounds = std::ceil(turns / number(batch_vectors));
   found.block_waits += block_wait::loads * rounds + block_wait::later_loads * rounds * number(chunks - 1) +
-                       block_wait::word * turns * number(whole ? 1 : of_vector) +
+                       block_wait::word * turns * (whole ? 1 : number(of_vector) / run) +
                        block_wait::place * number(divide_up(window(), tile.threads()));
 }
 

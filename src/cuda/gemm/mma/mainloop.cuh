@@ -160,7 +160,7 @@ struct GemmMmaMainloop {
       weights.advance();
       mma::commit();
     }
-    const bool in_vectors = Source::vectors_fit && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
+    const bool in_vectors = Source::takes_runs && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
     float largest = 0.0f;
     typename Source::Vector x[Numbers::batch_vectors];
 #pragma unroll 1

@@ -24,12 +24,48 @@ struct GemmMmaSource {
       C::input_stride(0) % Numbers::of_vector == 0 && C::input_stride(2) % Numbers::of_vector == 0 &&
       C::input_stride(3) % Numbers::of_vector == 0 && C::input_stride(4) % Numbers::of_vector == 0;
   static constexpr bool interleaved = C::input_stride(1) == 1;
+  // Elements that one load takes where channels are no whole vectors: two of 6 f32, four of 12 in 16 bits.
+  static constexpr __device__ bool runs_of(int elements) {
+    return C::in_channels % elements == 0 && C::input_stride(0) % elements == 0 &&
+           C::input_stride(2) % elements == 0 && C::input_stride(3) % elements == 0 &&
+           C::input_stride(4) % elements == 0;
+  }
+  static constexpr int run = !interleaved                      ? 1
+                             : Input::bytes == 2 && runs_of(8) ? 8
+                             : runs_of(4)                      ? 4
+                             : runs_of(2)                      ? 2
+                                                               : 1;
+  // Whether x may be read by more than an element at a time, where it begins at a multiple of 16 bytes.
+  static constexpr bool takes_runs = vectors_fit || run > 1;
   // Neighbouring threads load neighbours in memory: entries of one vector of channels, or vectors of an
   // entry.
   static constexpr int places_at_once = interleaved ? Numbers::threads / Numbers::vectors : Numbers::threads;
   static constexpr int turns =
       (window + places_at_once - 1) / places_at_once * (interleaved ? 1 : Numbers::vectors);  // of a chunk
   static constexpr int rounds = (turns + Numbers::batch_vectors - 1) / Numbers::batch_vectors;
+
+  // A run, to a word for each element.
+  static __device__ __forceinline__ void load_run(const ElementBits<Input>* from, uint32* word) {
+    constexpr int words = run * Input::bytes / 4;
+    uint32 raw[words > 0 ? words : 1];
+    if constexpr (words == 1) {
+      raw[0] = *reinterpret_cast<const uint32*>(from);
+    } else if constexpr (words == 2) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from);
+      raw[0] = two.x, raw[1] = two.y;
+    } else if constexpr (words == 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(from);
+      raw[0] = four.x, raw[1] = four.y, raw[2] = four.z, raw[3] = four.w;
+    }
+#pragma unroll
+    for (int j = 0; j < run; ++j) {
+      if constexpr (Input::bytes == 4) {
+        word[j] = raw[j];
+      } else {
+        word[j] = j % 2 == 0 ? raw[j / 2] & 0xffffu : raw[j / 2] >> 16;
+      }
+    }
+  }
 
   __device__ __forceinline__ void load(const Item& item, bool in_vectors, int chunk, int number,
                                        Vector (&x)[Numbers::batch_vectors]) const {
@@ -70,10 +106,19 @@ struct GemmMmaSource {
         }
         continue;
       }
+      constexpr bool whole_chunks = C::in_channels % (Numbers::vectors * Numbers::of_vector) == 0;
+      if constexpr (run > 1 && !vectors_fit) {
+        if (in_vectors) {
+#pragma unroll
+          for (int j = 0; j < Numbers::of_vector; j += run) {
+            if (whole_chunks || channel + j < C::in_channels) load_run(first + j, x[k].word + j);
+          }
+          continue;
+        }
+      }
 #pragma unroll
       for (int j = 0; j < Numbers::of_vector; ++j) {
-        if (C::in_channels % (Numbers::vectors * Numbers::of_vector) == 0 || channel + j < C::in_channels)
-          x[k].word[j] = first[j * C::input_stride(1)];
+        if (whole_chunks || channel + j < C::in_channels) x[k].word[j] = first[j * C::input_stride(1)];
       }
     }
   }

@@ -32,6 +32,7 @@ from sweep_problems import draw  # noqa: E402
 
 PASSES = ("forward", "input", "weight")  # of a convolution
 DOUBTS = 3  # a factor of so many problems is half of what they say, in logarithms
+LEAST_PROBLEMS = 10  # of a factor in the table: fewer may turn a choice by chance
 LEAST_SECONDS = 8e-6  # shorter ones are launches
 
 Key = tuple[str, int]  # a row, bytes of an element
@@ -121,7 +122,8 @@ def fit_rows(result: dict, dry: bool) -> None:
             f"off by {own.before:.2f} before, {own.typical:.2f} after, {own.rarely:.2f} rarely"
         )
     if not dry:
-        TABLE.write_text(table(result, found, known()))
+        many = {key: own for key, own in found.items() if own.problems >= LEAST_PROBLEMS}
+        TABLE.write_text(table(result, many, known()))
         print(f"wrote {TABLE.relative_to(ROOT)}")
 
 

@@ -104,19 +104,25 @@ bool classes_meet_alike(const ThinShape& shape) {
 
 namespace {
 
-constexpr int64_t finish_threads = 256;
 constexpr int64_t finish_piece = 4096;
+
+// A mean is a block for each channel of a sample. Where there are many positions there may be few channels.
+int64_t finish_threads(const ThinShape& shape) {
+  constexpr int64_t many = 16384;
+  return shape.parts.mean && shape.spatial >= many ? 1024 : 256;
+}
 
 Source finish_source(const Problem& problem, const ThinShape& shape, bool planar) {
   return agent_kernel("onepass_gemm_finish",
                       "#include \"gemm/store/finish.cuh\"\n" + whole_tail_source(problem) +
                           Constants()
-                              .add("threads", finish_threads)
+                              .add("threads", finish_threads(shape))
                               .add("piece", finish_piece)
                               .add("pieces", divide_up(shape.spatial, finish_piece))
                               .flag("interleaved", !planar)
                               .numbers(),
-                      "GemmFinish<onepass::Tail, Numbers>", std::to_string(finish_threads), SharedAs::none);
+                      "GemmFinish<onepass::Tail, Numbers>", std::to_string(finish_threads(shape)),
+                      SharedAs::none);
 }
 
 Number finish_blocks(const ThinShape& shape, bool planar) {
@@ -129,8 +135,9 @@ Number finish_blocks(const ThinShape& shape, bool planar) {
 
 GemmFinish::GemmFinish(const Problem& problem, const ThinShape& shape, bool planar)
     : samples_(shape.samples),
-      function_(finish_source(problem, shape, planar), problem.device,
-                Launch{maximum(1, finish_blocks(shape, planar)), finish_threads}) {}
+      function_(
+          finish_source(problem, shape, planar), problem.device,
+          Launch{maximum(1, finish_blocks(shape, planar)), static_cast<uint32_t>(finish_threads(shape))}) {}
 
 void GemmFinish::launch(const Arguments& arguments, const void* values, const void* statistics,
                         Stream stream) const {

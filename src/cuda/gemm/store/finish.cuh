@@ -119,11 +119,24 @@ struct GemmFinish {
     const Channel channel(p, n, c);
     const int64 first = Numbers::interleaved ? n * Tail::channels * Tail::spatial + c : row * Tail::spatial;
     constexpr int64 step = Numbers::interleaved ? Tail::channels : 1;
+    // Loads of a thread that are under way at a time; with one, a channel took 0.1 us for 256 positions.
+    constexpr int at_once = 8;
     float sum[1] = {0.0f};
-    for (int64 i = threadIdx.x; i < Tail::spatial; i += Numbers::threads) {
-      typename Tail::After::template Tensors<1> tensors;
-      tensors.load(p, first + i * step);
-      sum[0] += channel.value(p.values[first + i * step], tensors, 0);
+    for (int64 i = threadIdx.x; i < Tail::spatial; i += at_once * Numbers::threads) {
+      float x[at_once];
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        const int64 at = i + k * Numbers::threads;
+        x[k] = at < Tail::spatial ? p.values[first + at * step] : 0.0f;
+      }
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        const int64 at = i + k * Numbers::threads;
+        if (at >= Tail::spatial) break;
+        typename Tail::After::template Tensors<1> tensors;
+        tensors.load(p, first + at * step);
+        sum[0] += channel.value(x[k], tensors, 0);
+      }
     }
     block_sum<Numbers::threads>(sum, scratch);
     if (threadIdx.x == 0) store_one<Output>(p.output, row, sum[0] / static_cast<float>(Tail::spatial));

@@ -1,12 +1,11 @@
 // The table of fitted costs.
 #include "plan/fitted.h"
 
-#include <initializer_list>
-
 namespace onepass {
 namespace {
 
-constexpr std::initializer_list<Fitted> table{
+constexpr Fitted table[] = {
+    {},  // an array is not empty, the table may be
 #include "cuda/costs/fitted.inc"
 };
 

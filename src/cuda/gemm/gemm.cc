@@ -143,8 +143,9 @@ struct FinishNumbers {
  private:
   // Each thread a few vectors of a row; for a mean a warp has a short row, a block a long one.
   void cut_rows(const ThinShape& shape) {
-    constexpr int64_t least_team = 4, most_elements_of_warp = 2048;
+    constexpr int64_t least_team = 4, most_elements_of_warp = 2048, many_positions = 16384;
     const int64_t row_vectors = shape.spatial / width;
+    if (shape.parts.mean && shape.spatial >= many_positions) threads = 1024;  // there may be few rows
     team = least_team;
     while (team < threads && team * vectors < row_vectors) team *= 2;
     if (shape.parts.mean)

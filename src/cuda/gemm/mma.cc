@@ -249,10 +249,19 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const double elements = static_cast<double>(shape.rows().value()) * static_cast<double>(shape.spatial);
   const bool second = shape.parts.norm && !shape.parts.mean_follows_norm();
   const double second_bytes = second ? 4 * elements + static_cast<double>(problem.output.byte_span()) : 0;
-  // A mean after a chain is a block for each channel of a sample, which takes 0.1 us for 256 positions.
-  const auto waves = static_cast<double>(divide_up(shape.rows().value(), int64_t{8} * gpu.multiprocessors));
-  const double averaged =
-      second && shape.parts.mean ? 1e-7 * waves * static_cast<double>(divide_up(shape.spatial, 256)) : 0;
+  // A mean after a chain is a block for each channel of a sample: 0.1 us for 256 positions by 256 threads
+  // with a load each. By 1024 threads with eight it has not been measured: a microsecond for 8192 and the
+  // chain.
+  const int64_t rows = shape.rows().value();
+  const auto waves = static_cast<double>(divide_up(rows, int64_t{8} * gpu.multiprocessors));
+  const auto waves_of_many = static_cast<double>(divide_up(rows, gpu.multiprocessors));
+  const double many = static_cast<double>(divide_up(shape.spatial, 8192));
+  const double chain_of_many = 8192 * gemm_chain_instructions(shape.parts.after) / (128 * gpu.clock());
+  double averaged = 0;
+  if (second && shape.parts.mean) {
+    averaged = shape.spatial < 16384 ? 1e-7 * waves * static_cast<double>(divide_up(shape.spatial, 256))
+                                     : waves_of_many * many * (1e-6 + chain_of_many);
+  }
   // Memory's rate, with 70% of which tensors of few channels are moved.
   const bool few = GemmMmaNumbers::has_few_channels(shape);
   const double rate = gpu.bytes_per_second * (few ? 0.7 : 1.0);

@@ -3626,6 +3626,221 @@ struct TailParameters {
 };
 
 // --------------------------------------------------------------------------------------------------
+// What the tiles of tail/streamed.cuh leave in memory for the block that finishes a unit.
+//
+// Planar: the moments of each row's pieces. Interleaved: those of a part, some channels of one slab at a
+// tile's positions, so that a slab of many channels has few of them; and a sum, or a mean, of each channel,
+// with channels as neighbours.
+
+template <class Tail, class Numbers, class Walk>
+struct TileParts {
+  static constexpr int floats = 4;  // count, mean, M2, what the mean has no bits for
+  static constexpr int part_channels = Numbers::part_channels;
+  static_assert(Tail::group_channels % part_channels == 0);
+
+  float* parts;
+  float* row_sums;
+  float* scratch;  // of the block
+
+  // Where the sums of a row's piece lie.
+  static __device__ __forceinline__ int64 place_of_sum(int64 row_index, int piece) {
+    if constexpr (Numbers::interleaved) {
+      const int64 unit = row_index / Walk::rows_of_unit;
+      return row_index + (unit * (Walk::pieces - 1) + piece) * Walk::rows_of_unit;
+    } else {
+      return row_index * Walk::pieces + piece;
+    }
+  }
+
+  // `part_index`: of all parts of the tensor, as rows are counted.
+  __device__ __forceinline__ void store(int64 part_index, int piece, const ExactMoments& own) const {
+    float* part = parts + (part_index * Walk::pieces + piece) * floats;
+    part[0] = own.count;
+    part[1] = own.mean;
+    part[2] = own.m2;
+    part[3] = own.low;
+  }
+
+  // Interleaved: a part's moments come together from those of all threads that have its channels.
+  template <int team, int Rows>
+  __device__ __forceinline__ void leave_joined(const ExactMoments& own, int64 row_index, int piece) const {
+    constexpr int threads = Numbers::threads;
+    constexpr int columns = part_channels / Rows;  // of a part
+    __syncthreads();
+    scratch[threadIdx.x] = own.count;
+    scratch[threads + threadIdx.x] = own.mean;
+    scratch[2 * threads + threadIdx.x] = own.m2;
+    scratch[3 * threads + threadIdx.x] = own.low;
+    __syncthreads();
+    merge_parts<team * Rows, columns*(threads / team), threads>(
+        first_row<team, Rows>(row_index), piece,
+        [](int part, int i) { return i / columns * team + part * columns + i % columns; });
+  }
+
+  // The same where channels of a vector are several slabs', or their means are wanted.
+  template <int team, int Rows, class Sums>
+  __device__ __forceinline__ void leave_rows(const Sums& sums, int64 row_index, int piece,
+                                             bool in_range) const {
+    using Split = ColumnSplit<Numbers, team>;
+    constexpr int values = Rows * Split::holders * team;
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      // Of a warp's lanes: the mean first, as its distance from that of the first one, then every lane's
+      // M2 moved to it.
+      const ExactMoments own = sums.moments(r);
+      const float count = Split::warp_sum(own.count);
+      const float from = __shfl_sync(0xffffffffu, own.mean, threadIdx.x % (team < 32 ? team : 32));
+      const float distance = own.distance(from);
+      const float moved =
+          Split::warp_sum(own.count * distance) * (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
+      const float m2 = Split::warp_sum(fmaf(own.count * (distance - moved), distance - moved, own.m2));
+      if (Split::holds()) {
+        const int place = Split::place(r, Split::holder());
+        float low;
+        const float mean = sum_and_rest(from, moved, low);
+        scratch[place] = count;
+        scratch[values + place] = team < 32 ? mean : own.mean;
+        scratch[2 * values + place] = team < 32 ? m2 : own.m2;
+        scratch[3 * values + place] = team < 32 ? low : own.low;
+      }
+    }
+    __syncthreads();
+    if (in_range) {
+      Split::template for_each_row<Rows>([&](int, int r) {
+        ExactMoments all;
+#pragma unroll
+        for (int holder = 0; holder < Split::holders; ++holder)
+          merge_from<values>(all, Split::place(r, holder));
+        if constexpr (Tail::mean_follows_norm) row_sums[place_of_sum(row_index + r, piece)] = all.mean;
+        if constexpr (part_channels == 1) {
+          store(row_index + r, piece, all);
+        } else {
+          // This thread alone has read the row's places.
+          const int place = Split::place(r, 0);
+          scratch[place] = all.count;
+          scratch[values + place] = all.mean;
+          scratch[2 * values + place] = all.m2;
+          scratch[3 * values + place] = all.low;
+        }
+      });
+    }
+    if constexpr (part_channels > 1) {
+      __syncthreads();
+      merge_parts<team * Rows, part_channels, values>(
+          first_row<team, Rows>(row_index), piece, [](int part, int i) {
+            const int channel = part * part_channels + i;
+            return channel % Rows * Split::holders * team + channel / Rows;
+          });
+    }
+  }
+
+  // The row of column 0, whether or not this thread's own exists.
+  template <int team, int Rows>
+  static __device__ __forceinline__ int64 first_row(int64 row_index) {
+    return row_index - static_cast<int>(threadIdx.x % team) * Rows;
+  }
+
+  // Takes in moments of scratch, whose four arrays have `Distance` places each.
+  template <int Distance>
+  __device__ __forceinline__ void merge_from(ExactMoments& all, int place) const {
+    if (scratch[place] > 0.0f) {
+      all.merge({scratch[place], scratch[Distance + place], scratch[2 * Distance + place],
+                 scratch[3 * Distance + place]});
+    }
+  }
+
+  // Stores the parts of `Channels` channels, each merged by some lanes from the `Entries` moments that
+  // place(part, entry) finds. Those of channels that the strip does not have are left out.
+  template <int Channels, int Entries, int Distance, class Place>
+  __device__ __forceinline__ void merge_parts(int64 first_row, int piece, Place&& place) const {
+    constexpr int lanes = lanes_for(Entries);
+    constexpr int count = Channels / part_channels;
+    const int left = Walk::rows_of_unit - static_cast<int>(first_row % Walk::rows_of_unit);
+    const int lane = threadIdx.x % lanes;
+#pragma unroll 1
+    for (int first = 0; first < count; first += Numbers::threads / lanes) {
+      const int part = first + static_cast<int>(threadIdx.x) / lanes;
+      const bool exists = part < count && part * part_channels < left;
+      ExactMoments own;
+      if (exists) {
+#pragma unroll 4
+        for (int i = lane; i < Entries; i += lanes) merge_from<Distance>(own, place(part, i));
+      }
+      ExactMoments all;
+      all.count = lanes_sum<lanes>(own.count);
+      team_moments<lanes, Numbers::threads>(own, all.count, scratch, all.mean, all.low, all.m2);
+      if (exists && lane == 0) store(first_row / part_channels + part, piece, all);
+    }
+  }
+
+  // Interleaved: what the pieces of a unit left for its channels in the sums, added up in the same order
+  // every time, in vectors over channels and lanes over pieces. give(channel, total); of means the distance
+  // from that of the first piece, once for each position.
+  template <bool means, class Give>
+  __device__ __forceinline__ void sum_pieces(int64 unit, Give&& give) const {
+    constexpr int channels = Walk::rows_of_unit;
+    constexpr int width = channels % 4 == 0 ? 4 : 1;
+    constexpr int columns = channels / width < Numbers::threads ? channels / width : Numbers::threads;
+    constexpr int lanes = Numbers::threads / columns;
+    constexpr float of_last =
+        static_cast<float>(Tail::spatial - (Walk::pieces - 1) * Numbers::piece_positions);
+    const float* sums = row_sums + unit * Walk::pieces * channels;
+    const int column = threadIdx.x % columns;
+    const int lane = threadIdx.x / columns;
+#pragma unroll 1
+    for (int first = 0; first < channels; first += columns * width) {
+      const int c = first + column * width;
+      double total[width] = {};
+      if (c < channels && lane < lanes) {
+        float pivot[width] = {};
+        if constexpr (means) load_sums(sums + c, pivot);
+          // 16 vectors in flight: one block reads some 300 KB here, and others wait for it or are done.
+#pragma unroll 16
+        for (int piece = lane; piece < Walk::pieces; piece += lanes) {
+          float value[width];
+          load_sums(sums + static_cast<int64>(piece) * channels + c, value);
+          const float count =
+              piece < Walk::pieces - 1 ? static_cast<float>(Numbers::piece_positions) : of_last;
+#pragma unroll
+          for (int k = 0; k < width; ++k)
+            total[k] += means ? count * distance_from(value[k], pivot[k]) : value[k];
+        }
+      }
+      if constexpr (lanes == 1) {
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+          if (c < channels) give(c + k, total[k]);
+        }
+      } else {  // all channels at once
+        __syncthreads();
+        if (lane < lanes) {
+#pragma unroll
+          for (int k = 0; k < width; ++k) scratch[lane * channels + c + k] = static_cast<float>(total[k]);
+        }
+        __syncthreads();
+        for (int channel = threadIdx.x; channel < channels; channel += Numbers::threads) {
+          double all = 0.0;
+#pragma unroll 8
+          for (int i = 0; i < lanes; ++i) all += scratch[i * channels + channel];
+          give(channel, all);
+        }
+      }
+    }
+  }
+
+  template <int width>
+  static __device__ __forceinline__ void load_sums(const float* from, float (&value)[width]) {
+    if constexpr (width == 4) {
+      const float4 four = __ldcg(reinterpret_cast<const float4*>(from));
+      value[0] = four.x, value[1] = four.y, value[2] = four.z, value[3] = four.w;
+    } else {
+      value[0] = load_shared_by_blocks(from);
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
 // A tail in one launch and at most two passes over the tensor, for slabs of any size and both layouts.
 //
 //   pass 1   x -> before-chain -> moments of each row's pieces; the last block of a unit merges them
@@ -3650,6 +3865,11 @@ struct TailStreamed {
                   (Numbers::interleaved ? Numbers::width * Numbers::threads : Numbers::threads / 32)];
   };
 
+  using Parts = TileParts<Tail, Numbers, Walk>;
+  static_assert(Parts::floats == part_floats);
+  // A vector over channels has those of one slab.
+  static constexpr bool is_of_one_slab = Numbers::interleaved && Tail::group_channels % Numbers::width == 0;
+
   const Parameters& p;
   float* scratch;
 
@@ -3662,12 +3882,16 @@ struct TailStreamed {
     struct Row {
       ChannelValues<Before, Rows> before;
     };
+    // A thread has one set of sums for all channels of its vectors: one slab's, whose means nobody wants.
+    static constexpr bool is_joined = is_of_one_slab && !Tail::mean_follows_norm;
+
     // Distances from the mean of a thread's first vectors. 3 instructions an element, where merging each
     // chunk's moments takes 4 and a reciprocal.
     template <int Rows>
     struct Sums {
+      static constexpr bool is_one = Rows == 1 || is_joined;
       float count = 0.0f;  // of each row
-      PivotSums<Rows == 1 ? 2 : 1> row[Rows];
+      PivotSums<is_one ? 2 : 1> row[is_one ? 1 : Rows];
 
       __device__ __forceinline__ ExactMoments moments(int r) const {
         float moved, m2, low;
@@ -3704,17 +3928,18 @@ struct TailStreamed {
         for (int k = 0; k < Width; ++k)
           h[i][k] = Before::value(h[i][k], row.before.value[Rows == 1 ? 0 : k], tensors[i], k);
       }
-      // Rows == 1: all are one row's. Else element k of every vector is row k's.
-      constexpr int of_vector = Rows == 1 ? Width : 1;
+      // One set of sums for all, or element k of every vector is row k's.
+      constexpr bool is_one = Sums<Rows>::is_one;
+      constexpr int of_vector = is_one ? Width : 1;
       int vectors = Count;
       if constexpr (!is_same<HowMany, All>) vectors = how_many;
       const float count = static_cast<float>(vectors * of_vector);
       if (sums.count == 0.0f) {
         const float per_element =
             is_same<HowMany, All> ? 1.0f / (Count * of_vector) : pointwise::reciprocal_fast(count);
-        constexpr int asked = Rows == 1 ? Count : 1;  // of several rows the first value is enough
+        constexpr int asked = is_one ? Count : 1;  // of several rows the first value is enough
 #pragma unroll
-        for (int r = 0; r < Rows; ++r) {
+        for (int r = 0; r < (is_one ? 1 : Rows); ++r) {
           const float first = h[0][r];
           float sum = 0.0f;
 #pragma unroll
@@ -3732,7 +3957,7 @@ struct TailStreamed {
       for (int i = 0; i < Count; ++i) {
         if (!is_in(i, how_many)) break;
 #pragma unroll
-        for (int k = 0; k < Width; ++k) sums.row[Rows == 1 ? 0 : k].add(h[i][k], k);
+        for (int k = 0; k < Width; ++k) sums.row[is_one ? 0 : k].add(h[i][k], k);
       }
       sums.count += count;
     }
@@ -3752,56 +3977,13 @@ struct TailStreamed {
           count = all[0];
         }
         team_moments<team, Numbers::threads>(own, count, scratch, mean, low, m2);
-        if (in_range && threadIdx.x % team == 0) store(row_index, piece, {count, mean, m2, low});
+        if (in_range && threadIdx.x % team == 0)
+          Parts{p.parts, p.sums, scratch}.store(row_index, piece, {count, mean, m2, low});
+      } else if constexpr (is_joined) {
+        Parts{p.parts, p.sums, scratch}.template leave_joined<team, Rows>(sums.moments(0), row_index, piece);
       } else {
-        using Split = ColumnSplit<Numbers, team>;
-        constexpr int part = Rows * Split::holders * team;
-        __syncthreads();
-#pragma unroll
-        for (int r = 0; r < Rows; ++r) {
-          // Of a warp's lanes: the mean first, as its distance from that of the first one, then every lane's
-          // M2 moved to it.
-          const ExactMoments own = sums.moments(r);
-          const float count = Split::warp_sum(own.count);
-          const float from = __shfl_sync(0xffffffffu, own.mean, threadIdx.x % (team < 32 ? team : 32));
-          const float distance = own.distance(from);
-          const float moved = Split::warp_sum(own.count * distance) *
-                              (count > 0.0f ? pointwise::reciprocal_fast(count) : 0.0f);
-          const float m2 = Split::warp_sum(fmaf(own.count * (distance - moved), distance - moved, own.m2));
-          if (Split::holds()) {
-            const int place = Split::place(r, Split::holder());
-            float low;
-            const float mean = sum_and_rest(from, moved, low);
-            scratch[place] = count;
-            scratch[part + place] = team < 32 ? mean : own.mean;
-            scratch[2 * part + place] = team < 32 ? m2 : own.m2;
-            scratch[3 * part + place] = team < 32 ? low : own.low;
-          }
-        }
-        __syncthreads();
-        if (in_range) {
-          Split::template for_each_row<Rows>([&](int, int r) {
-            ExactMoments all;
-#pragma unroll
-            for (int holder = 0; holder < Split::holders; ++holder) {
-              const int place = Split::place(r, holder);
-              if (scratch[place] > 0.0f) {
-                all.merge({scratch[place], scratch[part + place], scratch[2 * part + place],
-                           scratch[3 * part + place]});
-              }
-            }
-            store(row_index + r, piece, all);
-          });
-        }
+        Parts{p.parts, p.sums, scratch}.template leave_rows<team, Rows>(sums, row_index, piece, in_range);
       }
-    }
-
-    __device__ __forceinline__ void store(int64 row_index, int piece, const ExactMoments& own) const {
-      float* part = p.parts + (row_index * Walk::pieces + piece) * part_floats;
-      part[0] = own.count;
-      part[1] = own.mean;
-      part[2] = own.m2;
-      part[3] = own.low;
     }
   };
 
@@ -3814,7 +3996,7 @@ struct TailStreamed {
     struct Row {
       ChannelValues<Before, Rows> before;
       ChannelValues<After, Rows> after;
-      float mean[Rows];
+      float mean[is_of_one_slab ? 1 : Rows];
       float scale[Rows];
       float bias[Rows];
     };
@@ -3827,13 +4009,16 @@ struct TailStreamed {
       row.before.load(p, n, c);
       row.after.load(p, n, c);
       if constexpr (Tail::has_norm) {
+        float rstd = 0.0f, low = 0.0f;
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
-          const int64 slab = n * (Tail::channels / Tail::group_channels) + (c + r) / Tail::group_channels;
-          const float* statistics = p.statistics + 2 * slab;
-          row.mean[r] = load_shared_by_blocks(statistics);
-          row.scale[r] = Tail::weight(p, c + r) * load_shared_by_blocks(statistics + 1);
-          const float low = load_shared_by_blocks(low_of(p, slab));
+          if (r == 0 || !is_of_one_slab) {
+            const int64 slab = n * (Tail::channels / Tail::group_channels) + (c + r) / Tail::group_channels;
+            row.mean[r] = load_shared_by_blocks(p.statistics + 2 * slab);
+            rstd = load_shared_by_blocks(p.statistics + 2 * slab + 1);
+            low = load_shared_by_blocks(low_of(p, slab));
+          }
+          row.scale[r] = Tail::weight(p, c + r) * rstd;
           row.bias[r] = fmaf(-low, row.scale[r], Tail::bias(p, c + r));
         }
       }
@@ -3863,7 +4048,7 @@ struct TailStreamed {
           const int r = Rows == 1 ? 0 : k;
           value[k] = Before::value(value[k], row.before.value[r], before[i], k);
           if constexpr (Tail::has_norm)
-            value[k] = normalise(value[k], row.mean[r], row.scale[r], row.bias[r]);
+            value[k] = normalise(value[k], row.mean[is_of_one_slab ? 0 : r], row.scale[r], row.bias[r]);
           value[k] = After::value(value[k], row.after.value[r], after[i], k);
           if constexpr (Tail::has_mean) sums.value[r][0] += value[k];
         }
@@ -3879,13 +4064,13 @@ struct TailStreamed {
     __device__ __forceinline__ void finish(const Row<Rows>&, Sums<Rows>& sums, int64 row_index, int piece,
                                            bool in_range) const {
       sums.template finish<team>(in_range, scratch, [&](int r, const float* total) {
-        p.sums[(row_index + r) * Walk::pieces + piece] = total[0];
+        p.sums[Parts::place_of_sum(row_index + r, piece)] = total[0];
       });
     }
   };
 
   // --- Between the passes: the statistics of a unit's slabs ---
-  static constexpr int per_slab = Tail::group_channels * Walk::pieces;
+  static constexpr int per_slab = Tail::group_channels / Parts::part_channels * Walk::pieces;
   // What a slab's mean has no bits for: in its first part, which has been read then.
   static __device__ __forceinline__ float* low_of(const Parameters& p, int64 slab) {
     return p.parts + slab * per_slab * part_floats + 3;
@@ -3930,9 +4115,9 @@ struct TailStreamed {
       if (in_range && lane == 0) {
         p.statistics[2 * slab] = mean;
         p.statistics[2 * slab + 1] = rstd;
-        if constexpr (!Tail::mean_follows_norm) *low_of(p, slab) = low;
+        if constexpr (!Tail::mean_follows_norm || Numbers::interleaved) *low_of(p, slab) = low;
       }
-      if constexpr (Tail::mean_follows_norm) {
+      if constexpr (Tail::mean_follows_norm && !Numbers::interleaved) {
         for (int c = lane; in_range && c < Tail::group_channels; c += team) {
           Moments row;
           for (int i = 0; i < Walk::pieces; ++i) {
@@ -3947,16 +4132,46 @@ struct TailStreamed {
         }
       }
     }
+    if constexpr (Tail::mean_follows_norm && Numbers::interleaved) {
+      __syncthreads();  // all statistics are there
+      finish_normed_means(unit);
+    }
+  }
+
+  // Interleaved, a mean directly after the norm: from the channels' means and the slabs' statistics.
+  __device__ __forceinline__ void finish_normed_means(int64 unit) const {
+    constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
+    const float* pivots = p.sums + unit * Walk::pieces * Walk::rows_of_unit;
+    Parts{p.parts, p.sums, scratch}.template sum_pieces<true>(unit, [&](int c, double total) {
+      const int64 row_index = unit * Walk::rows_of_unit + c;
+      const int64 slab = row_index / Tail::group_channels;
+      const int channel = static_cast<int>(row_index % Tail::channels);
+      const float mean = load_shared_by_blocks(p.statistics + 2 * slab);
+      const float rstd = load_shared_by_blocks(p.statistics + 2 * slab + 1);
+      const float low = load_shared_by_blocks(low_of(p, slab));
+      const float distance =
+          fmaf(static_cast<float>(total), per_element, (load_shared_by_blocks(pivots + c) - mean) - low);
+      const float value = fmaf(distance * rstd, Tail::weight(p, channel), Tail::bias(p, channel));
+      store_one<typename Tail::Output>(p.output, row_index, value);
+    });
   }
 
   __device__ __forceinline__ void finish_mean(int64 unit) const {
     constexpr float per_element = 1.0f / static_cast<float>(Tail::spatial);
-    for (int r = threadIdx.x % unit_threads; r < Walk::rows_of_unit; r += unit_threads) {
-      const int64 row_index = unit * Walk::rows_of_unit + r;
-      double total = 0.0;
-      for (int i = 0; i < Walk::pieces; ++i)
-        total += load_shared_by_blocks(p.sums + row_index * Walk::pieces + i);
-      store_one<typename Tail::Output>(p.output, row_index, static_cast<float>(total) * per_element);
+    const auto give = [&](int r, double total) {
+      store_one<typename Tail::Output>(p.output, unit * Walk::rows_of_unit + r,
+                                       static_cast<float>(total) * per_element);
+    };
+    if constexpr (Numbers::interleaved) {
+      Parts{p.parts, p.sums, scratch}.template sum_pieces<false>(unit, give);
+    } else {
+      for (int r = threadIdx.x % unit_threads; r < Walk::rows_of_unit; r += unit_threads) {
+        const int64 row_index = unit * Walk::rows_of_unit + r;
+        double total = 0.0;
+        for (int i = 0; i < Walk::pieces; ++i)
+          total += load_shared_by_blocks(p.sums + row_index * Walk::pieces + i);
+        give(r, total);
+      }
     }
   }
 
@@ -3969,7 +4184,7 @@ struct TailStreamed {
     Walk::run(p, unit, tile, pass);
     if (arrives_last(counters, tiles)) {
       finish_moments(unit);
-      publish(counters + 2, 1u);
+      if constexpr (second_tiles > 0) publish(counters + 2, 1u);
     }
   }
 
@@ -5769,6 +5984,7 @@ _KERNELS = r"""
 //   tile: 4 rows, 32 threads a row
 //   unit: one tile, both passes by one block
 //   passes: 1
+//   prediction: typically 1.11 times off, in one of ten cases 1.34 (13 drawn problems)
 // ==================================================================================================
 
 namespace block_1_tail_tail_streamed {
@@ -5854,6 +6070,7 @@ struct Numbers {
   static constexpr int piece_positions = 0;
   static constexpr int rows_per_tile = 4;
   static constexpr int strip_channels = 16;
+  static constexpr int part_channels = 1;
   static constexpr int units_of_block = 1;
 };
 struct UnalignedNumbers : Numbers {
@@ -6005,7 +6222,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_5e7b208a, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e392ecba, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -6094,7 +6311,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_5e7b208a, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e392ecba, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -6183,7 +6400,7 @@ at::Tensor run_block_1_near_f32(const at::Tensor& input, at::TensorList paramete
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_5e7b208a, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e392ecba, CUDA, library) {
   library.impl("block_1_near_f32", run_block_1_near_f32);
 }
 """
@@ -6272,7 +6489,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_5e7b208a, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e392ecba, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -6357,13 +6574,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s27_5e7b208a, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s27_e392ecba, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s27_5e7b208a"
+_NAMESPACE = "onepass_s27_e392ecba"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

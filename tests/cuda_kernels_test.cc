@@ -538,6 +538,8 @@ TEST(CudaKernels, RowsRefuseArchitecturesTheyDoNotHave) {
                      "fewer than 16 channels in a group");
     }
     expect_refusal("thin_backward", "conv2d(3,65) @ 2x3x9x9", architecture, "more than 64 output channels");
+    expect_refusal("thin_backward", "conv_transpose3d(5,5,k=2x4x3,s=1x4x3,p=2x0x0) @ 2x5x4x5x7", architecture,
+                   "padding cuts off all outputs");
     expect_refusal("thin_cores", "relu @ 2x3x4x5", architecture, "no convolution");
     expect_refusal("thin_cores", "conv2d(4,8,groups=2) @ 2x4x9x9", architecture, "has groups");
     expect_refusal("thin_cores", "conv2d(60,8) @ 2x60x9x9", architecture, "more than 512 terms");

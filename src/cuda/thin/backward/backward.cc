@@ -226,10 +226,25 @@ std::string ThinBackwardRow::gradient_refusal(const BackwardProblem& problem, co
   return "";
 }
 
+// The kernel left the gradient of such inputs unwritten: of the first plane with k=2, p=2 in its dimension.
+bool has_inputs_without_outputs(const Problem& forward) {
+  const Conv& conv = *forward.block.conv();
+  if (!conv.transposed) return false;
+  const Shape output = forward.block.conv_output_shape(forward.input.sizes);
+  for (size_t d = 0; d < static_cast<size_t>(conv.rank); ++d) {
+    const int64_t last = (forward.input.sizes[d + 2] - 1) * conv.stride[d] - conv.padding_before[d];
+    if ((conv.kernel[d] - 1) * conv.dilation[d] < conv.padding_before[d] || last >= output[d + 2])
+      return true;
+  }
+  return false;
+}
+
 std::string ThinBackwardRow::refusal(const BackwardProblem& problem) {
   std::string reason = thin_refusal(problem.forward);
   if (reason.empty()) reason = ties_refusal(problem.forward);
   if (!reason.empty()) return reason;
+  if (problem.wants_input() && has_inputs_without_outputs(problem.forward))
+    return "padding cuts off all outputs that an input meets";
   reason = gradient_refusal(problem, ThinShape(problem.forward).parts);
   if (!reason.empty()) return reason;
   const auto numbers = numbers_of<ThinBackwardNumbers>(problem);

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from block_cases import BLOCKS, STAGES, example
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
@@ -17,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from onepass import _cuda, _eager, _ops
+from onepass._conv_gradients import conv_gradients_by_torch
+from onepass._description import describe
 from onepass.optimizing import variants
 
 pytestmark = pytest.mark.skipif(not onepass.available(), reason=str(onepass.unavailable_reason()))
@@ -103,6 +106,40 @@ def test_export_holds_operators(with_kernels, gradients: bool, operators: list[s
         block = onepass.Block("conv2d(3,8,k=3) | swish | group_norm(4) | mean", device="cuda")
         program = torch.export.export(block, (torch.empty(2, 3, 9, 9, device="cuda"),))
     assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == operators
+
+
+def test_the_tail_adds_the_bias_of_pytorchs_convolution(with_kernels) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        block = onepass.Block("conv2d(3,8,k=3) | swish | group_norm(4) | mean", device="cuda")
+        program = torch.export.export(block, (torch.empty(2, 3, 9, 9, device="cuda"),))
+    convolution, tail = (node for node in program.graph.nodes if node.op == "call_function")
+    assert len(convolution.args) == 2 and len(tail.args[1]) == 3
+    assert tail.args[2] == "channel_add | swish | group_norm(4) | mean"
+
+
+@pytest.mark.parametrize("ours", [(True, False), (False, True), (True, True)])
+def test_each_gradient_of_a_convolution_is_computed_by_who_is_faster(
+    with_kernels, monkeypatch: pytest.MonkeyPatch, ours: tuple[bool, bool]
+) -> None:
+    conv = describe("conv2d(3,4,k=3,s=2,bias=false)").conv
+    asked: list[list[bool]] = []
+
+    def kernels(_: object, gradient: torch.Tensor, x: torch.Tensor, parameters: Any, *how: Any) -> Any:
+        asked.append(how[-1])
+        given = conv_gradients_by_torch(conv, gradient, x, parameters[0], how[-1])
+        return [torch.empty(0) if one is None else one for one in given]
+
+    monkeypatch.setattr(_cuda, "_call", kernels)
+    monkeypatch.setattr(_cuda, "_is_worth_fusing", lambda *how: False)
+    monkeypatch.setattr(_cuda, "_is_worth_training", lambda *how: ours[how[-1].index(True)])
+    x, weight = (torch.randn(sizes, requires_grad=True) for sizes in ((2, 3, 9, 8), (4, 3, 3, 3)))
+    block = describe("conv2d(3,4,k=3,s=2) | relu")
+    convolved = _cuda._convolve(block, x, [weight, torch.ones(4)], "strict", "a test")
+    direction = torch.randn_like(convolved)
+    found = torch.autograd.grad(convolved, [x, weight], direction)
+    wanted = torch.autograd.grad(F.conv2d(x, weight, stride=2), [x, weight], direction)
+    torch.testing.assert_close(found, wanted)
+    assert asked == [list(ours)]
 
 
 def test_compile_traces_one_graph(with_kernels) -> None:

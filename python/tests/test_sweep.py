@@ -4,9 +4,9 @@ import argparse
 import importlib.util
 import json
 import math
-import re
 import os
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -202,6 +202,38 @@ def test_the_map_has_a_cell_for_each_pair_of_bins(modules: dict[str, Any]) -> No
     assert "input channels of a group from 2, output channels of a group from 512: 0.50 of 2" in drawing
     section = "\n".join(modules["map"].section(result, "map.svg"))
     assert "3 problems of seed 1" in section and "1 failed" in section and "](map.svg)" in section
+
+
+# --- PyTorch's convolutions ---
+
+
+def test_layers_are_given_by_their_number_and_within_limits(modules: dict[str, Any]) -> None:
+    convolutions = __import__("sweep_convolutions")
+    for number in range(40):
+        layer = convolutions.layer(3, number)
+        assert layer == convolutions.layer(3, number)
+        assert convolutions.LEAST_BYTES <= convolutions.moved_bytes(layer) <= convolutions.MOST_BYTES
+        assert min(layer.convolved()) > 0 and layer.products() <= convolutions.MOST_PRODUCTS
+    places = list(convolutions.places(3, 30))
+    assert {place["of"] for place in places} == {"drawn", "layer"}
+    assert all(convolutions.problem_of(place).group.startswith("block") for place in places)
+
+
+def test_a_convolution_that_fails_is_an_entry_and_the_time_ends_the_list(
+    modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convolutions = __import__("sweep_convolutions")
+    figures = iter([{"forward": 1e-3}])
+
+    def measured(problem: Any, seconds: Any) -> dict[str, float]:
+        for found in figures:
+            return found
+        raise RuntimeError("no algorithm\nmore")
+
+    monkeypatch.setattr(convolutions, "_measured", measured)
+    found = convolutions.measure(3, 2, time.monotonic() + 60, lambda call: 0.0)
+    assert found[0]["forward"] == 1e-3 and found[1]["error"] == "RuntimeError: no algorithm"
+    assert convolutions.measure(3, 2, time.monotonic() - 1, lambda call: 0.0) == []
 
 
 # --- The fit of costs ---

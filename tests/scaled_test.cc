@@ -193,6 +193,10 @@ TEST(Scaled, IsExportedForEveryBatch) {
     EXPECT_NO_THROW(exported =
                         cuda::export_plan(plan(problem, {"scaled", ""}), problem.block.norm() != nullptr));
     EXPECT_FALSE(exported.kernels.empty());
+    if (problem.precision == Precision::tf32_away) {  // gradients round ties to even
+      EXPECT_THROW(plan_backward(BackwardProblem(problem), {"scaled_backward", ""}), Error);
+      continue;
+    }
     EXPECT_NO_THROW(exported =
                         cuda::export_plan(plan_backward(BackwardProblem(problem), {"scaled_backward", ""})));
     EXPECT_FALSE(exported.kernels.empty());

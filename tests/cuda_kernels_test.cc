@@ -357,7 +357,7 @@ const std::map<std::string, Assembled> limits{
     {"gemm_boxes", {168, 0}},         // 384
     {"gemm_wgmma", {168, 1536}},      // 384; once a tile: places of a row in outputs that are not contiguous
     {"gemm_pingpong", {128, 512}},    // 512, of which those that multiply have 152 or 160; once a tile
-    {"gemm_mma", {255, 256}},         // 256; once a tile
+    {"gemm_mma", {255, 384}},         // 256; most 380 on sm_100 (s19 in tf32), elsewhere 256
     {"gemm_apart", {255, 256}},       // its product is gemm_mma
     {"narrow", {168, 0}},             // 256, or fewer with more
     {"narrow_backward", {255, 256}},  // 256, or fewer with more; places of vectors that are staged

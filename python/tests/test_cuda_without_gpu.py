@@ -259,9 +259,8 @@ def test_convolutions_in_groups_run_here_where_the_plan_predicts_a_gain() -> Non
     depthwise = onepass.explain("conv2d(448,448,k=3,p=1,groups=448) | relu", sizes, device="cuda:sm_90a")
     assert "* narrow" in depthwise
     assert "-> PyTorch's own convolution" not in depthwise
-    other = "conv2d(448,448,k=3,p=1,groups=4) | group_norm(2) | relu"
-    left = onepass.explain(other, sizes, device="cuda:sm_90a")
-    assert "-> PyTorch's own convolution, then tail_" in left
+    across = "conv2d(448,448,k=3,p=1,groups=4) | group_norm(2) | relu"  # slabs of two groups
+    assert "* gemm_apart" in onepass.explain(across, sizes, device="cuda:sm_90a")
 
 
 @pytest.mark.parametrize(

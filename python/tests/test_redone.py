@@ -123,6 +123,8 @@ def calls(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
     monkeypatch.setattr(
         _cuda, "_words_of_whole", lambda *how: None if torch.compiler.is_compiling() else words
     )
+    passes = _cuda._Passes(words, True, (True, True, True))
+    monkeypatch.setattr(_cuda, "_passes_of", lambda *how: passes)
     return made
 
 

@@ -125,8 +125,6 @@ def test_command_line_with_two_files_and_compile(model_path: str) -> None:
     assert result.returncode == 0, result.stderr
     for expected in ("3x3x20x20", "2x3x16x32x32", "s27, forward"):
         assert expected in result.stdout
-    said = result.stderr.splitlines()  # no terminal: a line for each thing it begins
-    assert {"s27: building", "s27: forward: measuring"} <= set(said) and len(said) == len(set(said))
     assert ">s27</h2>" in pathlib.Path("page.html").read_text()
 
 
@@ -188,7 +186,7 @@ def test_report_is_written_though_the_reader_of_the_table_leaves(
     monkeypatch.setattr(console, "print_studies", leave)
     assert run(model_path) == _command_line.CLOSED_PIPE
     assert files() == ["report.html"]
-    assert capsys.readouterr().err.endswith("\nwrote report.html\n")
+    assert capsys.readouterr().err == "wrote report.html\n"
 
 
 def test_table_is_printed_though_the_disk_is_full(
@@ -204,8 +202,7 @@ def test_table_is_printed_though_the_disk_is_full(
     assert run(model_path) == 2
     captured = capsys.readouterr()
     assert "model, forward" in captured.out
-    said = "onepass: report.html: No space left on device, the file was not written\n"
-    assert captured.err.endswith(f"\n{said}")
+    assert captured.err == "onepass: report.html: No space left on device, the file was not written\n"
     assert files() == []
 
 

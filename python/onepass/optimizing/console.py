@@ -36,27 +36,12 @@ class _Output(Console):
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None]]:
-    """Yields a function (text, share done). Where standard error is not a terminal, each text is a line."""
+    """Yields a function (text, share done); shows nothing where standard error is not a terminal."""
     columns = (BarColumn(24), TextColumn("{task.description}"), TimeElapsedColumn())
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _line_of_each()
-        return
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda description, done: bar.update(task, description=description, completed=done)
-
-
-def _line_of_each() -> Callable[[str, float], None]:
-    said = ""
-
-    def say(description: str, _: float) -> None:
-        nonlocal said
-        if description != said:
-            said = description
-            print(description, file=sys.stderr, flush=True)
-
-    return say
 
 
 def print_studies(studies: Sequence[Study]) -> None:

@@ -73,7 +73,8 @@ class Tree:
 
     def text(self) -> str:
         """A line of the table."""
-        thresholds = ", ".join(f"{value:.5g}F" if "." in f"{value:.5g}" else f"{value:.5g}" for value in self.thresholds)
+        written = (f"{value:.5g}" for value in self.thresholds)
+        thresholds = ", ".join(f"{value}F" if "." in value else value for value in written)
         leaves = ", ".join(f"{value:.4f}F" for value in self.leaves)
         return f"{{{{{', '.join(map(str, self.features))}}}, {{{thresholds}}}, {{{leaves}}}}},"
 

@@ -1,4 +1,4 @@
-"""PyTorch's convolutions alone, without bias: what the choice between them and the library's rows is fitted to.
+"""PyTorch's convolutions alone, without bias: what the choice between them and our rows is fitted to.
 
 Problems are those of the sweep, and layers as common networks have them. Of each: seconds of the forward pass
 and of both gradients, cudnn.benchmark off, as a user's model runs without settings.

@@ -41,7 +41,9 @@ def explain(
                 rows = torch.ops.onepass.cuda_explain(*arguments, "", True)
                 how = f"the same, then {_chosen(rows)}"
             else:
-                how = _apart(description, sizes, mode, layout, device) if tail else "PyTorch's own convolution"
+                how = "PyTorch's own convolution"
+                if tail:
+                    how = _apart(description, sizes, mode, layout, device)
             return f"{plan}{said}  where gradients are wanted: {how}\n"
     if not tail:
         return f"{description.text}\n\n-> PyTorch's own convolution\n"

@@ -301,7 +301,8 @@ def test_a_convolution_of_one_tap_a_channel_runs_as_the_tail_that_it_is() -> Non
 
 def test_gradients_stay_pytorchs_where_it_is_faster() -> None:
     how: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda:sm_90a", "backward": True}
-    wide = onepass.explain("conv2d(320,320,k=3,p=1) | relu", (2, 320, 64, 64), layout=torch.channels_last, **how)
+    how["layout"] = torch.channels_last
+    wide = onepass.explain("conv2d(320,320,k=3,p=1) | relu", (2, 320, 64, 64), **how)
     assert "-> PyTorch's own convolution, then tail_backward" in wide
 
 

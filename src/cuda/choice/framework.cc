@@ -24,8 +24,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // PyTorch's convolution is taken where it is predicted to be so many times as fast as a row. Its times lie
 // further above their predictions than below: 1.3 times them in the mean, with groups and in volumes 1.6 and
-// more; a row's lie near theirs. Of 39 drawn blocks with floors of 20 us and more, the choice without this
-// factor takes 1.18 times the faster one's time, with it 1.13.
+// more; a row's lie near theirs. Of 39 drawn blocks with floors of 20 us and more, the choice without a
+// factor takes 1.18 times the faster one's time, with 1.3 for all 1.14, with 1.6 for all 1.11.
 double doubt_of(const Conv& conv) { return conv.groups > 1 || conv.rank == 3 ? 1.6 : 1.3; }
 
 // The least prediction of the rows of a family, whose names begin with it; infinite where none takes the

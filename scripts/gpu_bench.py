@@ -54,12 +54,11 @@ gpu_results.keep_bytecode()
 import torch  # noqa: E402
 import torch._functorch.config  # noqa: E402
 from gpu_bench_cases import MEASURES, WORKLOADS, Case, cases, is_right, settings  # noqa: E402
+from gpu_bench_host import SMALL, measure_overhead, small_calls  # noqa: E402
 from gpu_bench_rivals import LOG, Rivals  # noqa: E402
-from gpu_timing import COMPILERS, DEVICE, Call, Json  # noqa: E402
-from torch import nn  # noqa: E402
+from gpu_timing import COMPILERS, Call, Json  # noqa: E402
 
 import onepass  # noqa: E402
-from onepass.optimizing.measure import timing_of  # noqa: E402
 
 torch._functorch.config.donated_buffer = False  # a graph is gone through many times
 
@@ -76,47 +75,6 @@ def launches_of(call: Call) -> int | None:
     names = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     kernels = [name for name in names if not name.startswith(("Memset", "Memcpy"))]
     return len(kernels) if kernels else None
-
-
-def host_seconds(call: Call, count: int = 300) -> float:
-    """Of one call of many, waited for at the end."""
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / count
-
-
-def small_calls(gradients: bool) -> dict[str, Call]:
-    """A tail of 512 elements by onepass and by the modules it replaces."""
-    modules = nn.Sequential(nn.SiLU(), nn.GroupNorm(4, 16), nn.Hardswish()).to(DEVICE)
-    block = onepass.Block("swish | group_norm(4) | hardswish", channels=16, device=DEVICE)
-    x = torch.randn(2, 16, 4, 4, device=DEVICE, requires_grad=gradients)
-    direction = torch.randn_like(x)
-
-    def call_of(model: nn.Module) -> Call:
-        if not gradients:
-            return lambda: model(x)
-        return lambda: torch.autograd.grad(model(x), [x, *model.parameters()], direction)
-
-    return {"onepass": call_of(block), "eager": call_of(modules)}
-
-
-def measure_overhead() -> Json:
-    """Seconds of the host, where tensors are too small to matter."""
-    found: Json = {}
-    for kind, gradients in (("inference", False), ("training", True)):
-        with torch.set_grad_enabled(gradients):
-            calls = small_calls(gradients)
-            taken: dict[str, list[float]] = {name: [] for name in calls}
-            for _ in range(9):
-                for name, call in calls.items():
-                    taken[name].append(host_seconds(call))
-            found[kind] = {
-                name: dataclasses.asdict(timing_of(seconds[2:])) for name, seconds in taken.items()
-            }
-    return found
 
 
 def measure_launches() -> Json:
@@ -315,6 +273,9 @@ def targets(entries: list[Json], overhead: Json, first: Json, launches: Json) ->
     for kind, timings in overhead.items():
         ratio = timings["onepass"]["median"] / timings["eager"]["median"]
         found.add(f"small tensor, {kind}: times the modules", ratio, 1.2)
+        if "empty" in timings and not SMALL[kind][1]:
+            above = timings["onepass"]["median"] - timings["empty"]["median"]
+            found.add(f"small tensor, {kind}: us of the host above an empty operator", above * 1e6, 15)
     if launches:
         found.add("small tensor: launches", launches["onepass"], 1)
     for name, seconds in first.items():

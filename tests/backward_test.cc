@@ -9,12 +9,12 @@
 #include <limits>
 
 #include "block/convert.h"
+#include "cpu_cases.h"
 #include "onepass/executor.h"
 #include "onepass/onepass.h"
 #include "reference/backward.h"
 #include "reference/tensor_access.h"
 #include "support/backward_harness.h"
-#include "support/cases.h"
 #include "support/guarded_memory.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
@@ -26,6 +26,13 @@ constexpr int thread_count = 3;
 
 BackwardProblem tail(std::string_view text) {
   return BackwardProblem(Problem::parse(text, Device::cpu(thread_count)));
+}
+
+// The list has problems that a GPU alone parses; their tails are a CPU's too.
+Device some_gpu() { return Device::cuda_architecture("sm_90a"); }
+std::vector<Problem> on_cpu(std::vector<Problem> problems) {
+  for (Problem& problem : problems) problem.device = Device::cpu(thread_count);
+  return problems;
 }
 
 // The rows that take the problem, but the reference.
@@ -62,7 +69,7 @@ TEST(TailBackward, AgreesWithTheReferenceOnEveryTailOfTheList) {
   ThreadExecutor executor(thread_count);
   uint64_t seed = 1;
   int64_t tails = 0;
-  for (const Problem& problem : tails_of_the_list(Device::cpu(thread_count))) {
+  for (const Problem& problem : on_cpu(tails_of_the_list(some_gpu()))) {
     ++tails;
     for (const Distribution distribution :
          {Distribution::uniform, Distribution::normal, Distribution::offset_100})
@@ -74,7 +81,7 @@ TEST(TailBackward, AgreesWithTheReferenceOnEveryTailOfTheList) {
 TEST(TailBackward, AgreesWithTheReferenceOnTheTailsOfConvolutions) {
   ThreadExecutor executor(thread_count);
   uint64_t seed = 1000;
-  const std::vector<Problem> tails = tails_of_convolutions(Device::cpu(thread_count));
+  const std::vector<Problem> tails = on_cpu(tails_of_convolutions(some_gpu()));
   for (const Problem& problem : tails)
     check(BackwardProblem(problem), Distribution::normal, seed++, executor);
   EXPECT_GT(tails.size(), 50u);
@@ -208,7 +215,7 @@ TEST(ConvBackward, AgreesWithTheReferenceOnTheConvolutionsOfTheList) {
   ThreadExecutor executor(thread_count);
   uint64_t seed = 1;
   int64_t convolutions = 0;
-  for (const std::string& text : read_cases()) {
+  for (const std::string& text : cpu_cases()) {
     const Problem whole = Problem::parse(text, Device::cpu(thread_count));
     if (whole.block.conv() == nullptr || whole.input.dtype == DType::f64) continue;
     const Layout layout = whole.input.strides[1] == 1 ? Layout::nhwc : Layout::nchw;

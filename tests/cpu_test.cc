@@ -12,9 +12,9 @@
 #include <hwy/highway.h>
 
 #include "cpu/supported_targets.h"
+#include "cpu_cases.h"
 #include "onepass/executor.h"
 #include "onepass/onepass.h"
-#include "support/cases.h"
 #include "support/harness.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
@@ -54,7 +54,7 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnEveryCase) {
   record_targets();
   ThreadExecutor executor(thread_count);
   uint64_t seed = 1;
-  for (const std::string& text : read_cases()) {
+  for (const std::string& text : cpu_cases()) {
     const Problem problem = Problem::parse(text, Device::cpu(thread_count));
     for (const Distribution distribution : {Distribution::uniform, Distribution::normal}) {
       for_each_plan(problem, [&](const Plan& p) {

@@ -1,6 +1,7 @@
 // The harness must pass an honest f32 implementation on any data and see the faults that implementations
 // have.
 #include "support/harness.h"
+#include "cpu_cases.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +17,6 @@
 #include "onepass/executor.h"
 #include "reference/reference.h"
 #include "reference/tensor_access.h"
-#include "support/cases.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
 
@@ -287,7 +287,7 @@ Outcome run_with(const std::string& text, Distribution distribution, Fault fault
 
 // All cases, or some of them where fewer tests are asked for: cpu_test takes the harness through all of them.
 std::vector<std::string> some_cases() {
-  const std::vector<std::string> all = read_cases();
+  const std::vector<std::string> all = cpu_cases();
   const int64_t count = std::min(scaled(std::ssize(all)), std::ssize(all));
   std::vector<std::string> some;
   for (int64_t i = 0; i < count; ++i) some.push_back(all[static_cast<size_t>(i * std::ssize(all) / count)]);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "onepass/problem.h"
+#include "support/lists.h"
 
 namespace onepass::cuda {
 namespace {
@@ -33,6 +34,25 @@ TEST(MmaNumbers, TilesOfASampleDoNotFollowTheBatch) {
       EXPECT_EQ(many.group_joints, one.group_joints) << batch << rest;
     }
   }
+}
+
+// Few inputs and many outputs: moving f32 values both ways takes longer than computing them twice. A mean has
+// another order of its sum then, so that this must not follow the batch.
+TEST(MmaNumbers, ValuesAreComputedTwiceWhereTheyAreMost) {
+  const std::string block = "conv2d(16,256,k=2) | hardswish | group_norm(8) | tanh | mean @ ";
+  for (const char* const batch : {"1", "8", "64", "4096"})
+    EXPECT_TRUE(numbers_of_tiles(block + batch + "x16x343x223 tf32").recomputes) << batch;
+  for (const char* const text :
+       {"conv2d(24,512,k=1,bias=false) | group_norm(1) | elu @ 1x24x579x1015 bf16 nhwc",
+        "conv_transpose2d(8,128,k=2,s=2) | group_norm(8) | gelu @ 2x8x12x13 bf16",
+        "conv1d(4,144,k=3) | group_norm(3) | swish @ 3x4x600 tf32"})
+    EXPECT_TRUE(numbers_of_tiles(text).recomputes) << text;
+  for (const char* const text :
+       {"conv2d(256,256,k=3,p=1) | relu | group_norm(32) | relu @ 16x256x56x56 bf16 nhwc",
+        "conv2d(16,256,k=2) | hardswish | tanh | mean @ 8x16x343x223 tf32",
+        "conv2d(16,256,k=2) | hardswish | group_norm(8) | mean @ 8x16x343x223 tf32",
+        "conv2d(16,256,k=2) | hardswish @ 8x16x343x223 tf32"})
+    EXPECT_FALSE(numbers_of_tiles(text).recomputes) << text;
 }
 
 // One block of four warps waits for memory, for barriers and for products in turn: it took 1.3 to 1.7 times
@@ -66,6 +86,87 @@ TEST(MmaNumbers, BlocksFitTheMultiprocessor) {
           << architecture << ' ' << text;
     }
   }
+}
+
+// Taps along x share a vector that one of them would leave half empty, so that there are fewer products.
+TEST(MmaNumbers, FewInputsFillVectorsWithTaps) {
+  const auto span = [](const std::string& text) { return numbers_of_tiles(text).span; };
+  EXPECT_EQ(span("conv2d(1,96,k=7,p=3) | relu @ 2x1x471x291 bf16"), 7);
+  EXPECT_EQ(span("conv3d(2,192,k=7,p=3) | relu @ 32x2x32x16x24 bf16 nhwc"), 4);
+  EXPECT_EQ(span("conv2d(8,256,k=7,groups=2) | relu @ 8x8x96x96 tf32"), 2);
+  EXPECT_EQ(span("conv2d(5,96,k=7) | relu @ 2x5x471x291 bf16"), 1);
+  EXPECT_EQ(span("conv2d(2,96,k=7x1) | relu @ 2x2x471x291 bf16"), 1);
+}
+
+// Taps along x are rows where outputs are few: with one output, 1 of 16 rows would be more than zeros.
+TEST(MmaNumbers, TapsAreRowsWhereOutputsAreFew) {
+  for (const Problem& problem : testing::row_tap_problems(Device::cuda_architecture("sm_90a"))) {
+    const ThinShape shape(problem);
+    const GemmMmaNumbers numbers(problem, shape, gpu_of(problem.device));
+    EXPECT_GT(numbers.row_taps.count(), 1) << problem.text();
+    EXPECT_EQ(numbers.channel_tiles, 1) << problem.text();
+    EXPECT_LT(numbers.padding, 9) << problem.text();
+    // Every output is in one tile.
+    EXPECT_GE(numbers.boxes[2] * numbers.own_columns() * numbers.row_taps.outputs, shape.axes[2].out)
+        << problem.text();
+    EXPECT_GE(numbers.output_positions(),
+              numbers.box[0] * numbers.box[1] * numbers.own_columns() * numbers.row_taps.outputs)
+        << problem.text();
+  }
+  for (const char* const text :
+       {"conv2d(64,64,k=3,p=1) | relu @ 8x64x56x56 bf16", "conv2d(64,3,k=1) @ 8x64x99x99"})
+    EXPECT_EQ(numbers_of_tiles(text).row_taps.count(), 1) << text;
+}
+
+// Copies of the next window have arrived after as many groups of taps as weights are ahead.
+TEST(MmaNumbers, OperandsOf16BitsAreCopiedAsTheyLie) {
+  for (const Problem& problem : testing::copied_problems(Device::cuda_architecture("sm_90a"))) {
+    const GemmMmaNumbers numbers(problem, ThinShape(problem), gpu_of(problem.device));
+    const bool interleaved = problem.input.strides[1] == 1;
+    EXPECT_EQ(numbers.copies_vectors, interleaved) << problem.text();
+    EXPECT_EQ(numbers.copied_run > 0, !interleaved) << problem.text();
+    if (numbers.copied_run > 0) {
+      EXPECT_EQ(problem.input.sizes.back() % numbers.copied_run, 0) << problem.text();
+      EXPECT_EQ(numbers.box[2] % 8, 0) << problem.text();
+      EXPECT_EQ(numbers.own_columns() % numbers.copied_run, 0) << problem.text();
+      EXPECT_EQ(numbers.row_taps.halo % numbers.copied_run, 0) << problem.text();
+      EXPECT_EQ(numbers.window_pitch / 8 % 2, 1) << problem.text();
+    }
+    if (numbers.chunks > 1) {
+      EXPECT_LE(numbers.stages - 1, (numbers.least_joints + numbers.group_joints - 1) / numbers.group_joints)
+          << problem.text();
+    }
+  }
+  for (const char* const text : {"conv2d(96,24,k=1) @ 8x96x99x31 bf16", "conv2d(96,3,k=3) @ 8x96x99x30 tf32",
+                                 "conv2d(20,24,k=3) @ 8x20x99x30 bf16 nhwc"})
+    EXPECT_FALSE(numbers_of_tiles(text).copies()) << text;
+}
+
+// Taps and outputs of a column, by hand.
+TEST(MmaNumbers, RowTapsAddNeighbouringColumns) {
+  const auto taps_of = [](const char* text) {
+    return RowTaps(ThinShape(Problem::parse(text, Device::cuda_architecture("sm_90a"))).axes[2]);
+  };
+  const auto list = [](const RowTaps& taps) {
+    std::string out;
+    for (const RowTaps::Tap& tap : taps.taps)
+      out += std::to_string(tap.output) + ":" + std::to_string(tap.shift) + " ";
+    return out;
+  };
+  const RowTaps dense = taps_of("conv1d(16,1,k=3,p=1) @ 1x16x9");
+  EXPECT_EQ(list(dense), "0:0 0:1 0:2 ");
+  EXPECT_EQ(dense.axis.classes[0].base, -1);
+  // Taps 0 and 1, 2 and 3, 4 read columns two apart.
+  const RowTaps strided = taps_of("conv1d(16,1,k=5,s=2) @ 1x16x99");
+  EXPECT_EQ(list(strided), "0:0 0:1 0:2 ");
+  EXPECT_EQ(strided.axis.classes[0].count, 2);
+  EXPECT_EQ(list(taps_of("conv1d(16,1,k=3,s=2,d=4) @ 1x16x99")), "0:0 0:2 0:4 ");
+  EXPECT_EQ(list(taps_of("conv1d(16,1,k=4,s=6,d=4) @ 1x16x99")), "0:0 0:2 ");
+  // Output 2 j is tap 1 of x[j], output 2 j + 1 tap 0 of x[j + 1] and tap 2 of x[j].
+  const RowTaps transposed = taps_of("conv_transpose1d(16,1,k=3,s=2,p=1) @ 1x16x9");
+  EXPECT_EQ(list(transposed), "1:1 0:0 1:0 ");
+  EXPECT_EQ(transposed.outputs, 2);
+  EXPECT_EQ(transposed.halo, 1);
 }
 
 // A slower GPU, more samples, more channels: what a cost must not get wrong.

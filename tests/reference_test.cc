@@ -11,11 +11,11 @@
 #include <random>
 
 #include "block/convert.h"
+#include "cpu_cases.h"
 #include "onepass/executor.h"
 #include "onepass/plan.h"
 #include "plan/strategy.h"
 #include "reference/tensor_access.h"
-#include "support/cases.h"
 #include "support/harness.h"
 #include "support/random_problem.h"
 #include "support/settings.h"
@@ -642,7 +642,7 @@ testing::Outcome run_strategy(const Problem& problem, testing::Distribution dist
 
 TEST(ReferenceStrategy, TakesEveryCase) {
   SerialExecutor serial;
-  const std::vector<std::string> cases = testing::read_cases();
+  const std::vector<std::string> cases = testing::cpu_cases();
   EXPECT_GE(cases.size(), 230u);
   for (const std::string& text : cases) {
     const Problem problem = Problem::parse(text);

@@ -1,6 +1,7 @@
 """The map: problems drawn at random, each checked, timed and compared with its floor and with PyTorch.
 
     python3 bench/sweep [--device cuda] [--seed 1] [--count 200] [--seconds 200] [--only PATTERN] [--again]
+                        [--floor 20]
     python3 bench/sweep --device cpu --threads 2 --count 40
     python3 bench/sweep --convolutions [--seed 1] [--count 200] [--seconds 200]
 
@@ -61,6 +62,12 @@ COMPILE_SHARE = 0.55  # of the time, for the processes that compile and check
 AGAIN = 0.98  # a ratio below is measured three times
 
 
+def rates_of(device: str) -> Rates:
+    """A GPU's, or those that are typical of an architecture."""
+    rate = torch.ops.onepass.cuda_bytes_per_second(device)
+    return Rates(rate, torch.ops.onepass.cuda_tensor_flops(device))
+
+
 class Sweep:
     """One run."""
 
@@ -72,7 +79,13 @@ class Sweep:
     def numbers(self) -> list[int]:
         """Of the problems that are wanted."""
         wanted = range(self.options.first, self.options.first + self.options.count)
-        return [n for n in wanted if re.search(self.options.only, self.problem(n).key())]
+        found = [n for n in wanted if re.search(self.options.only, self.problem(n).key())]
+        if self.options.floor == 0:
+            return found
+        device = f"cuda:{self.results.described['architecture']}"  # asked by name, the GPU is not touched
+        rates = rates_of(device)
+        least = 1e-6 * self.options.floor
+        return [n for n in found if sweep_figures.floor_of(self.problem(n), rates).seconds >= least]
 
     def problem(self, number: int) -> Problem:
         """By its number."""
@@ -248,8 +261,7 @@ class Results:
     def start(self) -> None:
         """After the other processes: now the GPU may be touched."""
         if self.device == "cuda":
-            rate = torch.ops.onepass.cuda_bytes_per_second("cuda")
-            self.rates = Rates(rate, torch.ops.onepass.cuda_tensor_flops("cuda"))
+            self.rates = rates_of("cuda")
             print(self.described["description"], flush=True)
 
     def entries(self) -> list[Entry]:
@@ -261,7 +273,7 @@ class Results:
         self.by_key[entry["key"]] = entry
         content: dict[str, Any] = {
             "torch": torch.__version__,
-            "seed": self.options.seed,
+            "seeds": sorted({entry["seed"] for entry in self.entries()}),
             "note": self.options.note,
             "entries": self.entries(),
         }
@@ -325,6 +337,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--only", default="", help="a regular expression of problems")
+    parser.add_argument("--floor", type=float, default=0, help="on a GPU: only floors of so many us and more")
     parser.add_argument("--again", action="store_true", help="also what was measured before")
     parser.add_argument("--rivals", type=int, default=3, help="one of so many is timed by all of PyTorch")
     parser.add_argument("--rows", type=int, default=3, help="one of so many is timed on all rows")
@@ -335,6 +348,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("sweep: PyTorch sees no GPU")
+    if options.device == "cpu" and options.floor:
+        sys.exit("sweep: --floor is for a GPU: a CPU's problems have no floor")
     if options.device == "cpu":
         torch.set_num_threads(options.threads)
     os.makedirs(os.environ["TORCHINDUCTOR_CACHE_DIR"], exist_ok=True)

@@ -134,7 +134,7 @@ def section(result: dict[str, Any], picture: str | None) -> list[str]:
     how = f", {sweep['threads']} threads" if "threads" in sweep else ""
     lines = ["", "### The map: drawn problems", ""]
     lines.append(
-        f"{len(good)} problems of seed {sweep['seed']}{how}, PyTorch {sweep['torch']}, checked against fp64, "
+        f"{len(good)} problems of {seeds_of(sweep)}{how}, PyTorch {sweep['torch']}, checked against fp64, "
         f"then timed ([how](../bench/sweep/__main__.py)). {len(failed)} failed."
     )
     if sweep.get("note"):
@@ -151,6 +151,12 @@ def section(result: dict[str, Any], picture: str | None) -> list[str]:
         lines.append(worst_row(entry))
     lines += [f"- failed: `{entry['key']}`: {entry['error']}".replace("|", "\\|") for entry in failed]
     return lines
+
+
+def seeds_of(sweep: dict[str, Any]) -> str:
+    """In words."""
+    seeds = [str(seed) for seed in sweep["seeds"]]
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(seeds)}"
 
 
 def worst_row(entry: Entry) -> str:

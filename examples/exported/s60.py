@@ -115,6 +115,19 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+template <bool, class Yes, class>
+struct Conditional {
+  using Type = Yes;
+};
+
+template <class Yes, class No>
+struct Conditional<false, Yes, No> {
+  using Type = No;
+};
+
+template <bool condition, class Yes, class No>
+using conditional = typename Conditional<condition, Yes, No>::Type;
+
 // Element types: how wide, and how 32 bits of storage become floats and back. Halves go in pairs.
 struct f32 {
   static constexpr int bytes = 4;
@@ -700,6 +713,12 @@ __device__ __forceinline__ void release(uint32* flag, uint32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+// The same for a block.
+__device__ __forceinline__ void publish(uint32* flag, uint32 value) {
+  __syncthreads();
+  if (threadIdx.x == 0) release(flag, value);
+}
+
 // A block's tickets, drawn one at a time. Drawing the next one early would save its wait, but a ticket that
 // is held back takes the place of a tile in flight: 1.25 times the time of s60's backward.
 class Tickets {
@@ -730,6 +749,13 @@ struct ChannelValues {
     for (int i = 0; i < Rows; ++i) Chain::load_channel(p, n, c + i, value[i]);
   }
 };
+
+// Lanes of a warp that share `count` pieces of work.
+constexpr __device__ int lanes_for(int count) {
+  int lanes = 1;
+  while (lanes < 32 && lanes < count) lanes *= 2;
+  return lanes;
+}
 
 // The whole chunk, where a number of vectors is asked for.
 struct All {};
@@ -2967,6 +2993,57 @@ struct ThinMma<C, Tail, Numbers, P>::Recompute {
 template <class C, class Tail, class Numbers>
 using HoldByRecomputing = typename ThinMma<C, Tail, Numbers, ThinMmaParameters<Tail::parameters>>::Recompute;
 
+// --------------------------------------------------------------------------------------------------
+// Two numbers in one word of memory that says whether it is there: blocks that wait for it need no flag, and
+// nothing is released or counted, which would queue trips to L2 behind the stores of outputs.
+
+// Memory is cleared before. The second number is not negative; its sign bit marks the pair valid.
+struct MarkedPair {
+  static constexpr uint32 sign = 0x80000000u;
+
+  static __device__ __forceinline__ uint64 encode(float low, float high) {
+    return static_cast<uint64>(__float_as_uint(high) | sign) << 32 | __float_as_uint(low);
+  }
+  static __device__ __forceinline__ bool is_valid(uint64 pair) { return pair >> 63 != 0; }
+  static __device__ __forceinline__ float low(uint64 pair) {
+    return __uint_as_float(static_cast<uint32>(pair));
+  }
+  static __device__ __forceinline__ float high(uint64 pair) {
+    return __uint_as_float(static_cast<uint32>(pair >> 32) & ~sign);
+  }
+  static __device__ __forceinline__ void publish(uint64* to, uint64 pair) {
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(pair) : "memory");
+  }
+  // Polls until it is there.
+  static __device__ __forceinline__ uint64 wait(const uint64* from, uint64 pair = 0) {
+    while (!is_valid(pair))
+      asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(pair) : "l"(from) : "memory");
+    return pair;
+  }
+};
+
+// --------------------------------------------------------------------------------------------------
+// What the forward kernels of tails, and the kernel before them, are given.
+
+// Words of TailParameters::control that count blocks where tail_staged exchanges moments through memory; the
+// moments of each slab's blocks are behind them.
+constexpr int exchange_counters = 64;
+
+template <int Count>
+struct TailParameters {
+  const void* input;
+  void* output;
+  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
+  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
+  float* parts;       // moments of rows, one set for each piece
+  float* sums;        // sums of rows, one for each piece
+  uint64 aligned;     // bits of AlignedBit
+  int64 phase;        // elements from the last 16-byte boundary to the input's first
+  int64 batch;
+  int64 wave_units;
+  const void* parameter[Count > 0 ? Count : 1];
+};
+
 }  // namespace onepass
 
 // --------------------------------------------------------------------------------------------------
@@ -3024,7 +3101,9 @@ __device__ __forceinline__ void release_to_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Lanes may come apart from each other: the barrier takes whole warps.
 __device__ __forceinline__ void cluster_sync() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
@@ -3057,27 +3136,9 @@ __device__ __forceinline__ void send(float4* own, float4 v, uint64* barrier, uin
 }  // namespace onepass::barrier
 
 // --------------------------------------------------------------------------------------------------
-// What the forward kernels of tails, and the kernel before them, are given.
+// What kernels share that hold a slab on the chip: the rows that vectors lie in, and the slab's norm.
 
 namespace onepass {
-
-template <int Count>
-struct TailParameters {
-  const void* input;
-  void* output;
-  float* statistics;  // [batch][groups][2]: mean, 1 / deviation
-  uint32* control;    // zero: a ticket, then two counters and a flag for each unit
-  float* parts;       // moments of rows, one set for each piece
-  float* sums;        // sums of rows, one for each piece
-  uint64 aligned;     // bits of AlignedBit
-  int64 phase;        // elements from the last 16-byte boundary to the input's first
-  int64 batch;
-  int64 wave_units;
-  const void* parameter[Count > 0 ? Count : 1];
-};
-
-// --------------------------------------------------------------------------------------------------
-// What kernels share that hold a slab on the chip: the rows that vectors lie in, and the slab's norm.
 
 // The row (channel) of a slab that a thread is in. `load(row)` is called where the row changes; a thread's
 // positions go upwards, so that this is rare. `wraps`: positions also go back to the beginning.
@@ -3159,14 +3220,37 @@ struct StagedSizes {
   static constexpr int threads = Numbers::threads;
   static constexpr int vectors = Numbers::vectors;  // of a thread
   static constexpr int blocks = Numbers::blocks;    // of the cluster
-  static constexpr int warps = threads / 32;        // of a block
+  // More blocks than a cluster has, which exchange their moments through memory. They are called one too.
+  static constexpr bool by_memory = Numbers::by_memory;
+  static constexpr int warps = threads / 32;  // of a block
   static constexpr int all_warps = warps * blocks;
   static constexpr int spatial = static_cast<int>(Tail::spatial);
   static constexpr int slab_elements = static_cast<int>(Tail::group_channels) * spatial;
   static constexpr int groups = Tail::channels / Tail::group_channels;
+  static constexpr int line = 32 * width;  // elements of a warp's vectors beside each other
+  // A warp's part of a slab lies in two rows at most.
+  static constexpr bool few_rows = vectors * line <= spatial;
   static constexpr bool before_by_row = Tail::Before::channel_operands > 0;
-  static constexpr bool after_by_row = Tail::has_affine || Tail::After::channel_operands > 0;
+  static constexpr bool after_by_row =
+      Tail::has_affine || Tail::After::channel_operands > 0 || Tail::has_mean;
   static constexpr int accumulators = 4;  // of a thread: additions that do not wait for each other
+
+  // How `vectors` vectors are spread over the cluster's warps, by lines of 32.
+  struct Spread {
+    int each;  // lines of every warp, and one more of the first `more` warps
+    int more;
+
+    static constexpr __device__ __forceinline__ Spread of(int vectors) {
+      return {(vectors + 31) / 32 / all_warps, (vectors + 31) / 32 % all_warps};
+    }
+    constexpr __device__ __forceinline__ int first_vector(int warp) const {
+      return (warp * each + (warp < more ? warp : more)) * 32;
+    }
+    __device__ __forceinline__ int warp_of(int line) const {
+      const int of_longer = more * (each + 1);
+      return line < of_longer ? line / (each + 1) : more + (line - of_longer) / each;
+    }
+  };
 };
 
 // The barriers of a schedule's Shared that count the moments of its warps and of the cluster's blocks, two by
@@ -3182,11 +3266,11 @@ __device__ __forceinline__ void initialise_exchange(Shared& shared) {
 #endif
 }
 
-// Nothing is sent to a block that has not started.
-template <int blocks>
-__device__ __forceinline__ void start_cluster() {
+// All threads of the cluster are here, and see what the others wrote. Nothing is sent to a block before.
+template <class S>
+__device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
-  if constexpr (blocks > 1) {
+  if constexpr (S::blocks > 1 && !S::by_memory) {
     barrier::cluster_sync();
   } else {
     __syncthreads();
@@ -3195,10 +3279,10 @@ __device__ __forceinline__ void start_cluster() {
 }
 
 // No block leaves while others may write to it.
-template <int blocks>
+template <class S>
 __device__ __forceinline__ void leave_cluster() {
 #if __CUDA_ARCH__ >= 900
-  if constexpr (blocks > 1) barrier::cluster_sync();
+  if constexpr (S::blocks > 1 && !S::by_memory) barrier::cluster_sync();
 #endif
 }
 
@@ -3213,6 +3297,262 @@ __device__ __forceinline__ float merge_parts(const float4* parts, float& from, f
                        m2);
   return elements;
 }
+
+// --------------------------------------------------------------------------------------------------
+// tail_staged with more blocks than a cluster has: what they tell each other goes through memory. All of them
+// are resident.
+
+// The moments of a block, given and left in `from`, `moved` and `m2`, become those of all blocks that have
+// the slab; count_of(block) is the number of a block's elements. By one warp. Every slab has words of its
+// own.
+template <class S, class Parameters, class CountOf>
+__device__ __forceinline__ void exchange_by_memory(const Parameters& p, int slab, int block,
+                                                   CountOf&& count_of, float& from, float& moved, float& m2) {
+  constexpr int of_lane = (S::blocks + 31) / 32;
+  const int lane = threadIdx.x % 32;
+  auto* const words =
+      reinterpret_cast<uint64*>(p.control + exchange_counters) + static_cast<int64>(slab) * S::blocks;
+  if (lane == 0) MarkedPair::publish(words + block, MarkedPair::encode(from + moved, m2));
+  float count[of_lane], distance[of_lane], own_m2[of_lane];
+#pragma unroll
+  for (int i = 0; i < of_lane; ++i) {
+    const int other = lane + i * 32;
+    count[i] = distance[i] = own_m2[i] = 0.0f;
+    if (other < S::blocks) {
+      const uint64 word = MarkedPair::wait(words + other);
+      count[i] = count_of(other);
+      distance[i] = MarkedPair::low(word);
+      own_m2[i] = MarkedPair::high(word);
+    }
+  }
+  // As lanes_moments adds them up. The first block has elements.
+  from = __shfl_sync(0xffffffffu, distance[0], 0);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < of_lane; ++i) {
+    distance[i] = count[i] > 0.0f ? distance_from(distance[i], from) : 0.0f;
+    sum = fmaf(count[i], distance[i], sum);
+  }
+  moved = lanes_sum<32>(sum) * (1.0f / static_cast<float>(S::slab_elements));
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < of_lane; ++i) {
+    distance[i] -= moved;
+    squares += fmaf(count[i] * distance[i], distance[i], own_m2[i]);
+  }
+  m2 = lanes_sum<32>(squares);
+}
+
+// All threads of these blocks are here, and see what the others wrote. Once in a launch.
+template <class S, class Parameters>
+__device__ __forceinline__ void sync_by_memory(const Parameters& p) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32* const arrived = p.control + blockIdx.x / S::blocks;
+    count_up(arrived);
+    wait_for(arrived, S::blocks);
+  }
+  __syncthreads();
+}
+
+// --------------------------------------------------------------------------------------------------
+// Means over rows in tail_staged, where a row may be spread over vectors, warps and blocks of a cluster.
+//
+// A warp goes over its part of a slab in one run or in several, each upwards. Of every row that a run meets
+// it leaves a sum in the workspace, in a place of its own. When a cluster has done all of its slabs, it adds
+// up the sums of each row, in the order of warps and runs.
+
+// A warp's part as one run.
+template <int vectors>
+struct OneRun {
+  static constexpr int count = 1;
+  static constexpr __device__ __forceinline__ int first(int) { return 0; }
+  static constexpr __device__ __forceinline__ int lines(int) { return vectors; }
+};
+
+// `Runs`: their number, and the first line of each and its lines.
+template <class Tail, class Numbers, class Runs>
+struct StagedMeans {
+  using S = StagedSizes<Tail, Numbers>;
+  static_assert(!Tail::has_mean || S::line <= S::spatial);  // a line lies in two rows at most
+
+  // Rows that a run may meet.
+  static constexpr __device__ __forceinline__ int rows_of(int run) {
+    return Runs::lines(run) > 0 ? (Runs::lines(run) * S::line + S::spatial - 2) / S::spatial + 1 : 0;
+  }
+  // The places of a warp; those of its first runs.
+  static constexpr __device__ __forceinline__ int places_before(int run) {
+    int places = 0;
+    for (int i = 0; i < run; ++i) places += rows_of(i);
+    return places;
+  }
+  static constexpr int warp_places = places_before(Runs::count);
+  // Of a slab: those of the cluster's warps, then sums of the elements before the vectors and after them.
+  static constexpr int slab_places = S::all_warps * warp_places + 2;
+
+  template <class Parameters>
+  static __device__ __forceinline__ float* places_of(const Parameters& p, int slab) {
+    return p.sums + static_cast<int64>(slab) * slab_places;
+  }
+
+  // The sums of a thread in a run: of the row that the run is in, and of the next one.
+  class Sums {
+   public:
+    // Begins a run at this position of the slab. All lanes call what is no sum of a lane's own.
+    template <class Parameters>
+    __device__ __forceinline__ void begin(const Parameters& p, int slab, int warp, int run, int position) {
+      if constexpr (Tail::has_mean) {
+        end_ = (position / S::spatial + 1) * S::spatial;
+        place_ = places_of(p, slab) + warp * warp_places + places_before(run);
+        row_ = next_ = 0.0f;
+      }
+    }
+    // The next line, or several that lie in one row, begins at this position.
+    __device__ __forceinline__ void enter(int position) {
+      if constexpr (Tail::has_mean && !S::few_rows) {
+        if (position >= end_) leave_row();
+      }
+    }
+    // A vector that lies in the row of the position that was entered.
+    __device__ __forceinline__ void add_whole(int position, const float (&value)[S::width]) {
+      if constexpr (Tail::has_mean) {
+        float sum[S::width / 2];
+#pragma unroll
+        for (int k = 0; k < S::width / 2; ++k) sum[k] = value[k] + value[k + S::width / 2];
+#pragma unroll
+        for (int count = S::width / 4; count > 0; count /= 2) {
+#pragma unroll
+          for (int k = 0; k < count; ++k) sum[k] += sum[k + count];
+        }
+        if (S::few_rows && position >= end_) {
+          next_ += sum[0];
+        } else {
+          row_ += sum[0];
+        }
+      }
+    }
+    // A vector at `position`, wherever a row ends.
+    __device__ __forceinline__ void add(int position, const float (&value)[S::width]) {
+      if constexpr (Tail::has_mean) {
+#pragma unroll
+        for (int k = 0; k < S::width; ++k) {
+          if (position + k < end_) {
+            row_ += value[k];
+          } else {
+            next_ += value[k];
+          }
+        }
+      }
+    }
+    // Ends a run that has elements before this position.
+    __device__ __forceinline__ void finish(int position) {
+      if constexpr (Tail::has_mean) {
+        leave_row();
+        if (position > end_ - S::spatial) leave_row();
+      }
+    }
+
+   private:
+    __device__ __forceinline__ void leave_row() {
+      const float sum = lanes_sum<32>(row_);
+      if (threadIdx.x % 32 == 0) __stcg(place_, sum);
+      ++place_;
+      row_ = next_;
+      next_ = 0.0f;
+      end_ += S::spatial;
+    }
+
+    float row_, next_;
+    int end_;  // of the row, in the slab
+    float* place_;
+  };
+
+  // The elements outside of vectors: those of the first `head` lanes lie in the first row, the others' in the
+  // last one. By the warp that has them.
+  template <class Parameters>
+  static __device__ __forceinline__ void leave_edges(const Parameters& p, int slab, int head, bool has_edge,
+                                                     float value) {
+    const int lane = threadIdx.x % 32;
+    const float before = lanes_sum<32>(has_edge && lane < head ? value : 0.0f);
+    const float after = lanes_sum<32>(has_edge && lane >= head ? value : 0.0f);
+    if (lane == 0) {
+      float* const places = places_of(p, slab) + S::all_warps * warp_places;
+      __stcg(places, before);
+      __stcg(places + 1, after);
+    }
+  }
+
+  // Lanes of a warp that add up a row: of every warp that has elements of it, its runs.
+  static constexpr int least_lines =
+      S::slab_elements / S::line > S::all_warps ? S::slab_elements / S::line / S::all_warps : 1;
+  static constexpr int team = lanes_for(Runs::count * (S::spatial / (least_lines * S::line) + 2));
+
+  // The sum of one row of a slab, in all lanes of its team.
+  template <class Parameters, class SpreadOf>
+  static __device__ __forceinline__ float sum_row(const Parameters& p, int slab, int row, bool exists,
+                                                  SpreadOf&& spread_of) {
+    const int64 first = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(first + p.phase) & (S::width - 1));
+    const int count = (S::slab_elements - head) / S::width;
+    const int vectors_end = head + count * S::width;
+    const typename S::Spread spread = spread_of(count);
+    const int begin = row * S::spatial, end = begin + S::spatial;
+    const int first_warp = spread.warp_of((begin > head ? begin - head : 0) / S::line);
+    const int last_warp = spread.warp_of(((end < vectors_end ? end : vectors_end) - 1 - head) / S::line);
+    const int parts = exists ? (last_warp - first_warp + 1) * Runs::count : 0;
+    const float* const places = places_of(p, slab);
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = threadIdx.x % team; i < parts; i += team) {
+      const int warp = first_warp + i / Runs::count;
+      const int run = i % Runs::count;
+      const int line = spread.first_vector(warp) / 32 + Runs::first(run);
+      const int last = spread.first_vector(warp + 1) / 32;
+      const int last_of_run = line + Runs::lines(run) < last ? line + Runs::lines(run) : last;
+      const int from = head + line * S::line;
+      const int to = head + last_of_run * S::line < vectors_end ? head + last_of_run * S::line : vectors_end;
+      if (from < to && from < end && to > begin) {
+        sum +=
+            load_shared_by_blocks(places + warp * warp_places + places_before(run) + row - from / S::spatial);
+      }
+    }
+    if (exists && threadIdx.x % team == 0) {
+      const float* const edges = places + S::all_warps * warp_places;
+      if (row == 0 && head > 0) sum += load_shared_by_blocks(edges);
+      if (end == S::slab_elements && vectors_end < end) sum += load_shared_by_blocks(edges + 1);
+    }
+    return lanes_sum<team>(sum);
+  }
+
+  // The means of the cluster's slabs. spread_of(vectors): how they are spread over warps.
+  template <class Parameters, class SpreadOf>
+  static __device__ __forceinline__ void write(const Parameters& p, int block, int slabs, int clusters,
+                                               SpreadOf&& spread_of) {
+    constexpr int rows = Tail::group_channels;
+    constexpr float per_element = 1.0f / static_cast<float>(S::spatial);
+    constexpr int teams = S::threads / team;
+    if constexpr (S::by_memory) {
+      sync_by_memory<S>(p);
+    } else {
+      sync_cluster<S>();
+    }
+    const int first_slab = static_cast<int>(blockIdx.x) / S::blocks;
+    const int own_slabs = first_slab < slabs ? (slabs - first_slab + clusters - 1) / clusters : 0;
+    const int64 all = static_cast<int64>(own_slabs) * rows;
+#pragma unroll 1
+    for (int64 i = block * teams; i < all; i += S::blocks * teams) {
+      const int64 own = i + threadIdx.x / team;
+      const bool exists = own < all;
+      const int64 index = exists ? own : 0;
+      const int slab = first_slab + static_cast<int>(index / rows) * clusters;
+      const int row = static_cast<int>(index % rows);
+      const float sum = sum_row(p, slab, row, exists, spread_of);
+      if (exists && threadIdx.x % team == 0) {
+        store_one<typename Tail::Output>(p.output, static_cast<int64>(slab) * rows + row, sum * per_element);
+      }
+    }
+  }
+};
 
 // --------------------------------------------------------------------------------------------------
 // The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
@@ -3270,12 +3610,28 @@ struct StagedOverlapped {
     uint32 warps_counted;  // of all rounds: the last warp of each sends the block's moments
   };
 
-  // The first vector of a warp of the cluster: the same in every slab. Only the last warps' counts differ.
-  static __device__ __forceinline__ int first_vector(int warp) {
-    constexpr int rows = (S::slab_elements / S::width + 31) / 32;
-    constexpr int each = rows / S::all_warps, more = rows % S::all_warps;
-    return (warp * each + (warp < more ? warp : more)) * 32;
+  // How a slab is spread over warps: the same for every slab. Only the last warps' counts differ.
+  static constexpr __device__ __forceinline__ typename S::Spread spread() {
+    return S::Spread::of(S::slab_elements / S::width);
   }
+  // The first vector of a warp of the cluster.
+  static __device__ __forceinline__ int first_vector(int warp) {
+    constexpr typename S::Spread all = spread();
+    return all.first_vector(warp);
+  }
+
+  // A mean's runs: the pieces, or all of them as one where they lie in few rows.
+  struct PieceRuns {
+    static constexpr int count = S::few_rows ? 1 : 3;
+    static constexpr __device__ __forceinline__ int first(int run) {
+      return S::few_rows || run == 0 ? 0 : run == 1 ? doubled : raw;
+    }
+    static constexpr __device__ __forceinline__ int lines(int run) {
+      return S::few_rows ? S::vectors : run == 0 ? doubled : run == 1 ? single : kept;
+    }
+  };
+  using Means = StagedMeans<Tail, Numbers, PieceRuns>;
+  static constexpr int run_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? 1 : 2; }
 
   // The warp's part of a slab.
   struct Part {
@@ -3284,8 +3640,17 @@ struct StagedOverlapped {
     int position;  // of the warp's first vector in the slab
     int count;     // vectors of the warp
 
+    __device__ __forceinline__ int line_of(int i) const { return position + i * S::line; }
+    __device__ __forceinline__ int position_of(int i) const {
+      return line_of(i) + static_cast<int>(threadIdx.x % 32) * S::width;
+    }
+    // One base for all vectors: from `position_of` it spills.
     __device__ __forceinline__ int64 index_of(int i) const {
       return begin + position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width;
+    }
+    // The position after the warp's vectors, those before vector `i` of a lane alone.
+    __device__ __forceinline__ int end_of(int i) const {
+      return position + (i * 32 < count ? i * 32 : count) * S::width;
     }
     // All vectors but the uncertain ones are there in every lane.
     __device__ __forceinline__ bool full() const { return count >= (S::vectors - uncertain) * 32; }
@@ -3324,6 +3689,10 @@ struct StagedOverlapped<Tail, Numbers>::Pieces {
     const int thread = threadIdx.x;
     if (block != 0 || thread >= S::slab_elements - all * S::width) return -1;
     return thread < part.head ? thread : thread + all * S::width;
+  }
+  // Whether the warp has elements outside of vectors.
+  __device__ __forceinline__ bool has_edges(const Part& part) const {
+    return block == 0 && warp() == 0 && (part.head > 0 || (S::slab_elements - part.head) % S::width > 0);
   }
   __device__ __forceinline__ int elements_of(const Part& part) const {
     const int all = (S::slab_elements - part.head) / S::width;
@@ -3460,12 +3829,14 @@ struct StagedOverlapped<Tail, Numbers>::Statistics {
 //   single    has one place, which is requested again as soon as the output is written
 //   kept      results of the before-chain wait in registers: as one vector's output is written, the next
 //             slab's takes its place
-// Elements before the first vector and after the last one are kept by the first block, one a thread.
+// Elements before the first vector and after the last one are kept by the first block, one a thread. Where
+// the block ends in a mean, values are added up instead of stored.
 
 template <class Tail, class Numbers>
 struct StagedOverlapped<Tail, Numbers>::Kernel {
   using Parameters = typename StagedOverlapped::Parameters;
   using Shared = typename StagedOverlapped::Shared;
+  using Means = typename StagedOverlapped::Means;
 
   // The kernel's one copy of what it is given: with a second one registers are allocated differently.
   Pieces pieces;
@@ -3499,8 +3870,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
   static __device__ __forceinline__ bool is_plain(const Part& part, int from, int to, R& rows) {
     bool plain = part.full();
     if constexpr (by_row) {
-      const int end = to * 32 < part.count ? to * 32 : part.count;
-      const bool covered = rows.covers(part.position + from * 32 * S::width, part.position + end * S::width);
+      const bool covered = rows.covers(part.line_of(from), part.end_of(to));
       plain = plain && covered;
     }
     return plain;
@@ -3514,8 +3884,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
   template <bool by_row, class R, class F>
   static __device__ __forceinline__ void visit(const Part& part, int i, R& rows, F&& f) {
     if constexpr (by_row) {
-      rows.template visit<S::width>(part.position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width,
-                                    f);
+      rows.template visit<S::width>(part.position_of(i), f);
     } else {
       f(0, S::width);
     }
@@ -3635,20 +4004,14 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
   }
 
   // What waits for the output in shared memory.
-  template <bool yes, class A, class B>
-  struct Choice {
-    using Type = A;
-  };
-  template <class A, class B>
-  struct Choice<false, A, B> {
-    using Type = B;
-  };
-  using Waiting = typename Choice<holds_f16, f16, Input>::Type;
+  using Waiting = conditional<holds_f16, f16, Input>;
+  using RowSums = typename Means::Sums;
 
-  // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
-  template <bool is_raw, class Parts>
+  // Output of vector i, or what it adds to the sums for a mean. Raw: `value` is what arrived, else what the
+  // norm gets. Plain: it lies in the row that the sums have entered, and on 16 bytes.
+  template <bool is_raw, bool is_plain, class Parts>
   __device__ __forceinline__ void finish(const Part& part, int i, const RowValues& row, bool aligned,
-                                         Parts&& parts, float (&value)[S::width]) const {
+                                         Parts&& parts, float (&value)[S::width], RowSums& means) const {
     const int64 index = part.index_of(i);
     typename Before::template Tensors<S::width> before;
     if constexpr (is_raw) before.load(pieces.p, index);
@@ -3663,18 +4026,44 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
         }
       }
     });
-    Packed<typename Tail::Output, S::width> y;
-    y.pack(value);
-    y.store(pieces.p.output, index, aligned);
+    if constexpr (!Tail::has_mean) {
+      Packed<typename Tail::Output, S::width> y;
+      y.pack(value);
+      y.store(pieces.p.output, index, is_plain || aligned);
+    } else if constexpr (is_plain) {
+      means.add_whole(part.line_of(i), value);
+    } else {
+      means.add(part.position_of(i), value);
+    }
+  }
+
+  __device__ __forceinline__ bool output_is_aligned() const {
+    return Tail::has_mean || is_aligned(pieces.p, aligned_output);
+  }
+  // A warp's part is one run, or each piece of it.
+  template <bool of_part>
+  __device__ __forceinline__ void begin_run(const Part& part, int slab, int piece, RowSums& means) const {
+    if constexpr (of_part == S::few_rows) {
+      const int warp = pieces.block * S::warps + pieces.warp();
+      means.begin(pieces.p, slab, warp, of_part ? 0 : run_of(piece),
+                  part.line_of(of_part ? 0 : first_of(piece)));
+    }
+  }
+  template <bool of_part>
+  __device__ __forceinline__ void finish_run(const Part& part, int piece, RowSums& means) const {
+    if constexpr (of_part == S::few_rows)
+      means.finish(part.end_of(of_part ? S::vectors : first_of(piece) + count_of(piece)));
   }
 
   // Output of a piece that is not kept. Halves: distances from `shift`, where they fit.
   template <class R>
-  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
-                                               float shift, bool fits) const {
+  __device__ __forceinline__ void finish_piece(const Part& part, int slab, int piece, R& rows,
+                                               const RowValues& row, float shift, bool fits,
+                                               RowSums& means) const {
     constexpr bool by_row = S::after_by_row || S::before_by_row;
     const int from = first_of(piece), to = from + count_of(piece);
-    const bool aligned = is_aligned(pieces.p, aligned_output);
+    const bool aligned = output_is_aligned();
+    begin_run<false>(part, slab, piece, means);
     const bool plain = is_plain<by_row>(part, from, to, rows);
     const auto waiting = [&](int i, float(&value)[S::width]) {
       Packed<Waiting, S::width> packed;
@@ -3682,16 +4071,18 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
       packed.unpack(value);
     };
     if (plain && aligned && (!holds_f16 || fits)) {
+      means.enter(part.line_of(from));
 #pragma unroll(at_once)
       for (int i = from; i < to; ++i) {
         float value[S::width];
         waiting(i, value);
-        finish<!holds_f16>(
-            part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
+        finish<!holds_f16, true>(
+            part, i, row, true, [](auto&& f) { f(0, S::width); }, value, means);
       }
     } else {
 #pragma unroll 1
       for (int i = from; i < to; ++i) {
+        means.enter(part.line_of(i));
         if (!part.has(i)) continue;
         float value[S::width];
         if (!holds_f16 || fits) {
@@ -3710,11 +4101,12 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           });
           forget<by_row>(rows);
         }
-        finish<!holds_f16>(
-            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
+        finish<!holds_f16, false>(
+            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value, means);
       }
       forget<by_row>(rows);
     }
+    finish_run<false>(part, piece, means);
   }
 
   __device__ __forceinline__ void run() const {
@@ -3737,7 +4129,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
       initialise_exchange<S::warps>(pieces.shared);
       pieces.shared.warps_counted = 0;
     }
-    start_cluster<S::blocks>();
+    sync_cluster<S>();
 
     float h[kept][S::width];
 #pragma unroll
@@ -3803,6 +4195,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           });
         }
       }();
+      RowSums means;
       Part second = next;  // the slab after the next
       if (slab + clusters < slabs) second = pieces.part_of(slab + clusters);
       if (has_current) {
@@ -3824,31 +4217,41 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           edge_row.norm(mean, factor);
           typename After::template Tensors<1> tensors;
           tensors.load(pieces.p, part.begin + edge_position);
-          store_one<typename Tail::Output>(
-              pieces.p.output, part.begin + edge_position,
-              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
+          const float y =
+              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0);
+          if constexpr (Tail::has_mean)
+            edge = y;
+          else
+            store_one<typename Tail::Output>(pieces.p.output, part.begin + edge_position, y);
         }
+        if constexpr (Tail::has_mean) {
+          if (pieces.has_edges(part))
+            Means::leave_edges(pieces.p, current, part.head, edge_position >= 0, edge);
+        }
+        begin_run<true>(part, current, kept_piece, means);
         if constexpr (single > 0) {
-          finish_piece(part, single_piece, rows, row, shift, fits);
+          finish_piece(part, current, single_piece, rows, row, shift, fits, means);
           if (more) pieces.request_again(next, single_piece);
         }
         const int piece = parity == 0 ? odd_piece : even_piece;
-        finish_piece(part, piece, rows, row, shift, fits);
+        finish_piece(part, current, piece, rows, row, shift, fits, means);
+        begin_run<false>(part, current, kept_piece, means);
         if (slab + clusters < slabs) pieces.request_again(second, piece);
       }
       // Output of what is kept, and what takes its place.
       if (more) pieces.wait(kept_piece, parity);
       {
-        const bool aligned = is_aligned(pieces.p, aligned_output);
+        const bool aligned = output_is_aligned();
         bool plain = aligned && has_current && more;
         if (has_current) plain = is_plain<S::after_by_row>(part, raw, S::vectors, rows) && plain;
         if (more) plain = is_plain<S::before_by_row>(next, raw, S::vectors, next_rows) && plain;
         const auto whole = [](auto&& f) { f(0, S::width); };
         if (plain) {
+          means.enter(part.line_of(raw));
 #pragma unroll
           for (int i = raw; i < S::vectors; ++i) {
             if (i < S::vectors - uncertain || part.has(i))
-              finish<false>(part, i, row, true, whole, h[i - raw]);
+              finish<false, true>(part, i, row, true, whole, h[i - raw], means);
             if (i < S::vectors - uncertain || next.has(i)) {
               activate(pieces.vector_of(kept_piece, i), next, i, before.before, whole, h[i - raw]);
               add(h[i - raw], sums);
@@ -3857,10 +4260,11 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
         } else {
 #pragma unroll
           for (int i = raw; i < S::vectors; ++i) {
+            if (has_current) means.enter(part.line_of(i));
             if (has_current && part.has(i)) {
-              finish<false>(
+              finish<false, false>(
                   part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
-                  h[i - raw]);
+                  h[i - raw], means);
             }
             if (more && next.has(i)) {
               activate(
@@ -3871,6 +4275,10 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           }
           forget<S::before_by_row>(next_rows);
         }
+      }
+      if (has_current) {
+        finish_run<false>(part, kept_piece, means);
+        finish_run<true>(part, kept_piece, means);
       }
       if (slab + clusters < slabs) pieces.request_again(second, kept_piece);
       if (!more) break;
@@ -3894,9 +4302,79 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
       part = next;
       next = second;
     }
-    leave_cluster<S::blocks>();
+    if constexpr (Tail::has_mean) {
+      Means::write(pieces.p, pieces.block, slabs, clusters, [](int) { return spread(); });
+    } else {
+      leave_cluster<S>();
+    }
 #endif
   }
+};
+
+// --------------------------------------------------------------------------------------------------
+// The schedule "ring" of tail_staged: what of a slab a warp and a thread have.
+
+template <class Tail, class Numbers>
+struct RingShares {
+  using S = StagedSizes<Tail, Numbers>;
+
+  // Where a slab's vectors lie.
+  struct Range {
+    int64 begin;  // the slab's first element
+    int head;     // elements before its first vector
+    int count;    // vectors
+    int edges;    // elements outside of vectors
+    typename S::Spread spread;
+
+    // The first vector of a warp of the cluster.
+    __device__ __forceinline__ int first(int warp) const {
+      const int vector = spread.first_vector(warp);
+      return vector < count ? vector : count;
+    }
+  };
+
+  template <class Parameters>
+  static __device__ __forceinline__ Range range_of(const Parameters& p, int slab) {
+    Range range;
+    range.begin = static_cast<int64>(slab) * S::slab_elements;
+    const int head = static_cast<int>(-(range.begin + p.phase) & (S::width - 1));
+    range.head = head < S::slab_elements ? head : S::slab_elements;
+    range.count = (S::slab_elements - range.head) / S::width;
+    range.edges = S::slab_elements - range.count * S::width;
+    range.spread = S::Spread::of(range.count);
+    return range;
+  }
+
+  // What of a slab this thread keeps.
+  struct Share {
+    int warp;      // of the cluster
+    int begin;     // position of the warp's first element in the slab
+    int end;       // of the first one that is the next warp's
+    int position;  // of the thread's first vector
+    int mine;      // vectors of the thread
+    int elements;  // of the warp; the first one has the edges
+    bool full;     // all vectors but the last are there in every lane
+
+    __device__ __forceinline__ Share(const Range& range, int block) {
+      warp = block * S::warps + static_cast<int>(threadIdx.x / 32);
+      const int lane = threadIdx.x % 32;
+      const int first = range.first(warp);
+      const int count = range.first(warp + 1) - first;
+      begin = range.head + first * S::width;
+      end = begin + count * S::width;
+      position = begin + lane * S::width;
+      mine = (count - lane + 31) / 32;
+      elements = count * S::width + (warp == 0 ? range.edges : 0);
+      full = count >= (S::vectors - 1) * 32;
+    }
+
+    __device__ __forceinline__ int position_of(int i) const { return position + i * S::line; }
+    __device__ __forceinline__ int line_of(int i) const { return begin + i * S::line; }
+    __device__ __forceinline__ int end_of(int c) const {
+      const int chunk_end = begin + (c + 1) * Numbers::chunk * S::line;
+      return chunk_end < end ? chunk_end : end;
+    }
+  };
 };
 
 // --------------------------------------------------------------------------------------------------
@@ -3908,7 +4386,8 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
 // wait where they arrived, as f32. They make room for those of the next slab when the output is written. So
 // the next slab arrives while this one is summed and while it is written. Moments go from warps to their
 // block and from blocks to the cluster, past the stores of the slab before. Elements before the first vector
-// and after the last one are kept by the first block, one a thread.
+// and after the last one are kept by the first block, one a thread. Where the block ends in a mean, values
+// are added up instead of stored.
 
 template <class Tail, class Numbers>
 struct StagedRing {
@@ -3917,6 +4396,10 @@ struct StagedRing {
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Input = typename Tail::Input;
+  using Shares = RingShares<Tail, Numbers>;
+  using Range = typename Shares::Range;
+  using Share = typename Shares::Share;
+  using Means = StagedMeans<Tail, Numbers, OneRun<S::vectors>>;
 
   // Vectors of a thread: the first `held` of them wait in shared memory, the others in registers.
   static constexpr int held = Numbers::held;
@@ -3928,14 +4411,22 @@ struct StagedRing {
   static constexpr int slots = Numbers::slots;
   static constexpr int chunk_bytes = chunk * 32 * S::width * Input::bytes;
   static_assert(kept > 0 && held % chunk == 0 && S::width % 4 == 0);
-  static_assert(held == 0 || Input::bytes == 4);
+  // Held are results of the before-chain, or of 16 bits what arrived: the chain is computed again then.
+  static constexpr bool holds_raw = Input::bytes != 4;
+  using Waiting = conditional<holds_raw, Input, f32>;
+  template <bool is>
+  struct Flag {
+    static constexpr bool value = is;
+  };
+  static constexpr bool finishes_raw = holds_raw && held > 0;
+  static constexpr bool finishes_by_row = S::after_by_row || (finishes_raw && S::before_by_row);
 
   struct Shared {
     // A warp's ring, then its places of what is held.
     alignas(128) unsigned char stage[S::warps][slots + held_chunks][chunk_bytes];
     uint64 arrived[S::warps][slots + held_chunks];
     float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
-    float4 of_blocks[2][S::blocks];
+    float4 of_blocks[2][S::by_memory ? 1 : S::blocks];
     uint64 warps_given[2];
     uint64 received[2];
   };
@@ -3943,35 +4434,6 @@ struct StagedRing {
   const Parameters& p;
   Shared& shared;
   int block;  // of the cluster
-
-  // Where a slab's vectors lie.
-  struct Range {
-    int64 begin;  // the slab's first element
-    int head;     // elements before its first vector
-    int count;    // vectors
-    int edges;    // elements outside of vectors
-    int each;     // vectors of a lane in every warp, and one more in the first `more` warps
-    int more;
-
-    // The first vector of a warp of the cluster.
-    __device__ __forceinline__ int first(int warp) const {
-      const int vector = (warp * each + (warp < more ? warp : more)) * 32;
-      return vector < count ? vector : count;
-    }
-  };
-
-  __device__ __forceinline__ Range range_of(int slab) const {
-    Range range;
-    range.begin = static_cast<int64>(slab) * S::slab_elements;
-    const int head = static_cast<int>(-(range.begin + p.phase) & (S::width - 1));
-    range.head = head < S::slab_elements ? head : S::slab_elements;
-    range.count = (S::slab_elements - range.head) / S::width;
-    range.edges = S::slab_elements - range.count * S::width;
-    const int rows = (range.count + 31) / 32;
-    range.each = rows / S::all_warps;
-    range.more = rows % S::all_warps;
-    return range;
-  }
 
   // A warp's way through the kept chunks of its slabs, in order: the next one to request, and the next one
   // to read.
@@ -3986,7 +4448,7 @@ struct StagedRing {
 
   // The chunks of the warp's part of a slab from `first_chunk` on.
   __device__ __forceinline__ const char* chunks_of(int slab, int first_chunk, int& left) const {
-    const Range range = range_of(slab);
+    const Range range = Shares::range_of(p, slab);
     const int warp = block * S::warps + threadIdx.x / 32;
     const int first = range.first(warp);
     left = range.first(warp + 1) - first - first_chunk * chunk * 32;
@@ -4034,36 +4496,6 @@ struct StagedRing {
     __syncwarp();
   }
 
-  // What of a slab this thread keeps.
-  struct Share {
-    int warp;      // of the cluster
-    int begin;     // position of the warp's first element in the slab
-    int end;       // of the first one that is the next warp's
-    int position;  // of the thread's first vector
-    int mine;      // vectors of the thread
-    int elements;  // of the warp; the first one has the edges
-    bool full;     // all vectors but the last are there in every lane
-
-    __device__ __forceinline__ Share(const Range& range, int block) {
-      warp = block * S::warps + static_cast<int>(threadIdx.x / 32);
-      const int lane = threadIdx.x % 32;
-      const int first = range.first(warp);
-      const int count = range.first(warp + 1) - first;
-      begin = range.head + first * S::width;
-      end = begin + count * S::width;
-      position = begin + lane * S::width;
-      mine = (count - lane + 31) / 32;
-      elements = count * S::width + (warp == 0 ? range.edges : 0);
-      full = count >= (S::vectors - 1) * 32;
-    }
-
-    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * S::width; }
-    __device__ __forceinline__ int end_of(int c) const {
-      const int chunk_end = begin + (c + 1) * chunk * 32 * S::width;
-      return chunk_end < end ? chunk_end : end;
-    }
-  };
-
   // Where a slab lies, and what of it is this thread's. Made again for each phase: registers that would keep
   // it hold values of the slab.
   struct Place {
@@ -4076,7 +4508,7 @@ struct StagedRing {
   };
   __device__ __forceinline__ Place place_of(int slab) const {
     asm volatile("" : "+r"(slab));  // the compiler does not see that it is the same slab
-    const Range range = range_of(slab);
+    const Range range = Shares::range_of(p, slab);
     const int thread = threadIdx.x;
     return {range,
             Share(range, block),
@@ -4086,40 +4518,46 @@ struct StagedRing {
             thread < range.head ? thread : thread + range.count * S::width};
   }
 
-  // Chunk `c` of the thread's vectors through f; only the last vector of a full share can be missing.
-  template <bool full, class F>
-  static __device__ __forceinline__ void for_each_vector(const Share& share, int c, F&& f) {
+  // Chunk `c` of the thread's vectors through f; only the last vector of a full share can be missing. Before
+  // those of a share that is not, enter(position) in all lanes.
+  template <bool full, class F, class Enter>
+  static __device__ __forceinline__ void for_each_vector(const Share& share, int c, F&& f, Enter&& enter) {
 #pragma unroll
     for (int j = 0; j < chunk; ++j) {
       const int i = c * chunk + j;
+      if (!full && i < S::vectors) enter(share.line_of(i));
       if (i < S::vectors && ((full && i < S::vectors - 1) || i < share.mine)) f(i, j);
     }
   }
 
-  // One chunk of vectors through f(vector, its place in the chunk, aligned, parts), where parts(g) calls
-  // g(first, last) for parts of the vector in one row. Nearly all chunks are full and lie in one row: no
+  // One chunk of vectors through f(vector, its place in the chunk, plain, parts), where parts(g) calls
+  // g(first, last) for parts of the vector in one row. Nearly all chunks are plain, full and in one row: no
   // bound is asked for and no row looked up, so that the compiler has one long block to order.
-  template <bool by_row, class R, class F>
-  __device__ __forceinline__ void for_each_part(const Share& share, int c, bool aligned, R& rows,
-                                                F&& f) const {
+  // enter(position) in all lanes where a plain chunk begins, or a line of another one.
+  template <bool by_row, class R, class F, class Enter>
+  __device__ __forceinline__ void for_each_part(const Share& share, int c, bool aligned, R& rows, F&& f,
+                                                Enter&& enter) const {
     bool plain = share.full && aligned;
     if constexpr (by_row) {
-      rows.enter(share.begin + c * chunk * 32 * S::width);
+      rows.enter(share.line_of(c * chunk));
       plain = plain && share.end_of(c) <= rows.end;
     }
     if (plain) {
-      for_each_vector<true>(share, c,
-                            [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, S::width); }); });
+      enter(share.line_of(c * chunk));
+      const auto whole = [](auto&& g) { g(0, S::width); };
+      for_each_vector<true>(
+          share, c, [&](int i, int j) { f(i, j, true, whole); }, enter);
     } else {
-      for_each_vector<false>(share, c, [&](int i, int j) {
-        f(i, j, aligned, [&](auto&& g) {
+      const auto one = [&](int i, int j) {
+        f(i, j, false, [&](auto&& g) {
           if constexpr (by_row) {
             rows.template visit<S::width>(share.position_of(i), g);
           } else {
             g(0, S::width);
           }
         });
-      });
+      };
+      for_each_vector<false>(share, c, one, enter);
       if constexpr (by_row) rows.end = 0;  // lanes may have gone on to different rows
     }
   }
@@ -4135,8 +4573,10 @@ struct StagedRing {
   using Sums = PivotSums<S::accumulators>;
 
   // The norm from each thread's sums: of the warp, of the block, of the cluster.
-  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, const Share& share, bool has_edge,
+  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, const Place& place, int slab,
                                              int round) const {
+    const Share& share = place.share;
+    const bool has_edge = place.has_edge;
     const int lane = threadIdx.x % 32;
     float elements = static_cast<float>(share.elements);
     Moments own{static_cast<float>(share.mine * S::width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
@@ -4149,15 +4589,32 @@ struct StagedRing {
     const int parity = round & 1;
     const uint32 phase = round / 2 & 1;
     const int warp = threadIdx.x / 32;
-    if (lane == 0) {
-      shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
+    if (lane == 0) shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
+    if constexpr (S::blocks == 1) {
+      __syncthreads();
+    } else if (lane == 0) {
       barrier::arrive(&shared.warps_given[parity]);
     }
     if (S::blocks == 1 || warp == 0) {
-      barrier::wait(&shared.warps_given[parity], phase);
+      if constexpr (S::blocks > 1) barrier::wait(&shared.warps_given[parity], phase);
       elements = merge_parts<S::warps>(shared.of_warps[parity], from, moved, m2);
     }
-    if constexpr (S::blocks > 1) {
+    if constexpr (S::by_memory) {
+      if (warp == 0) {
+        const auto count_of = [&](int b) {
+          const int vectors = place.range.first((b + 1) * S::warps) - place.range.first(b * S::warps);
+          return static_cast<float>(vectors * S::width + (b == 0 ? place.range.edges : 0));
+        };
+        exchange_by_memory<S>(p, slab, block, count_of, from, moved, m2);
+        if (lane == 0) {
+          shared.of_blocks[parity][0] = float4{from, moved, m2, 0.0f};
+          barrier::arrive(&shared.received[parity]);
+        }
+      }
+      barrier::wait(&shared.received[parity], phase);
+      const float4 all = shared.of_blocks[parity][0];
+      from = all.x, moved = all.y, m2 = all.z;
+    } else if constexpr (S::blocks > 1) {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
       if (threadIdx.x == 0) barrier::expect(&shared.received[parity], S::blocks * 16);
       if (threadIdx.x < S::blocks) {
@@ -4198,7 +4655,7 @@ struct StagedRing {
     auto rows = row_cursor<S::spatial>(load_row);
     // A chunk that lies at `stage`.
     const auto take = [&](int c, const unsigned char* stage, auto&& keep) {
-      for_each_part<S::before_by_row>(share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
+      const auto one = [&](int i, int j, bool, auto&& parts) {
         Packed<Input, S::width> packed;
         packed.load_shared(stage + (j * 32 + lane) * S::width * Input::bytes);
         float value[S::width];
@@ -4215,7 +4672,8 @@ struct StagedRing {
 #pragma unroll
         for (int k = 0; k < S::width; ++k) value[k] = sums.add(value[k], k);
         keep(i, value);
-      });
+      };
+      for_each_part<S::before_by_row>(share, c, true, rows, one, [](int) {});
     };
     // Vectors that are not there are set too: else their registers are taken from one slab to the next.
 #pragma unroll
@@ -4247,9 +4705,11 @@ struct StagedRing {
       barrier::wait(&shared.arrived[warp][slots + c], round & 1);
 #endif
       take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[S::width]) {
-        Packed<f32, S::width> packed;
-        packed.pack(value);
-        packed.store_shared(held_vector(i));
+        if constexpr (!holds_raw) {
+          Packed<f32, S::width> packed;
+          packed.pack(value);
+          packed.store_shared(held_vector(i));
+        }
       });
     }
     if (place.has_edge) {
@@ -4272,16 +4732,18 @@ struct StagedRing {
     SlabNorm norm;
     float weight = 1.0f, bias = 0.0f;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
+    float again[Before::channel_operands > 0 ? Before::channel_operands : 1];  // of the before-chain
     const auto fetch_row = [&](const Place& place, int row) {
       weight = Tail::weight(p, place.first_channel + row);
       bias = Tail::bias(p, place.first_channel + row);
       After::load_channel(p, place.n, place.first_channel + row, operands);
+      if constexpr (finishes_raw) Before::load_channel(p, place.n, place.first_channel + row, again);
     };
     {
       const Place place = place_of(slab);
       // The values of the warp's first row are loaded while sums are exchanged.
-      if constexpr (S::after_by_row) fetch_row(place, place.share.begin / S::spatial);
-      norm = reduce(sums, place.share, place.has_edge, round);
+      if constexpr (finishes_by_row) fetch_row(place, place.share.begin / S::spatial);
+      norm = reduce(sums, place, slab, round);
     }
     if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
       p.statistics[2 * static_cast<int64>(slab)] = norm.mean;
@@ -4304,25 +4766,41 @@ struct StagedRing {
     rows.row = share.begin / S::spatial;
     rows.end = (rows.row + 1) * S::spatial;
     void* const output = static_cast<char*>(p.output) + (begin + share.position) * Tail::Output::bytes;
-    const auto finish = [&](int c, auto&& value_of) {
-      for_each_part<S::after_by_row>(
-          share, c, is_aligned(p, aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
-            typename After::template Tensors<S::width> tensors;
-            tensors.load(p, begin + share.position_of(i));
-            float value[S::width];
-            value_of(i, value);
-            parts([&](int from, int to) {
+    const bool aligned = Tail::has_mean || is_aligned(p, aligned_output);
+    typename Means::Sums means;
+    means.begin(p, slab, share.warp, 0, share.begin);
+    // `raw`: what waits is what arrived.
+    const auto finish = [&](int c, auto raw, auto&& value_of) {
+      constexpr bool is_raw = decltype(raw)::value;
+      const auto one = [&](int i, int, bool plain, auto&& parts) {
+        typename Before::template Tensors<S::width> before;
+        if constexpr (is_raw) before.load(p, begin + share.position_of(i));
+        typename After::template Tensors<S::width> tensors;
+        tensors.load(p, begin + share.position_of(i));
+        float value[S::width];
+        value_of(i, value);
+        parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < S::width; ++k) {
-                if (k >= from && k < to) {
-                  value[k] = After::value(fmaf(value[k], scale, shift), operands, tensors, k);
-                }
-              }
-            });
-            Packed<typename Tail::Output, S::width> y;
-            y.pack(value);
-            store(y, output, i * 32 * S::width, aligned);
-          });
+          for (int k = 0; k < S::width; ++k) {
+            if (k >= from && k < to) {
+              if constexpr (is_raw)
+                value[k] = distance_from(Before::value(value[k], again, before, k), sums.pivot);
+              value[k] = After::value(fmaf(value[k], scale, shift), operands, tensors, k);
+            }
+          }
+        });
+        if constexpr (!Tail::has_mean) {
+          Packed<typename Tail::Output, S::width> y;
+          y.pack(value);
+          store(y, output, i * S::line, plain || aligned);
+        } else if (plain) {
+          means.add_whole(share.line_of(i), value);
+        } else {
+          means.add(share.position_of(i), value);
+        }
+      };
+      for_each_part<finishes_by_row>(share, c, aligned, rows, one,
+                                     [&](int position) { means.enter(position); });
     };
     if constexpr (held > 0) {
       const bool more = slab + clusters < slabs;
@@ -4330,8 +4808,8 @@ struct StagedRing {
       const char* next = more ? chunks_of(slab + clusters, 0, left) : nullptr;
 #pragma unroll 1
       for (int c = 0; c < held_chunks; ++c) {
-        finish(c, [&](int i, float(&value)[S::width]) {
-          Packed<f32, S::width> packed;
+        finish(c, Flag<finishes_raw>{}, [&](int i, float(&value)[S::width]) {
+          Packed<Waiting, S::width> packed;
           packed.load_shared(held_vector(i));
           packed.unpack(value);
         });
@@ -4345,7 +4823,7 @@ struct StagedRing {
     }
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
-      finish(c, [&](int i, float(&value)[S::width]) {
+      finish(c, Flag<false>{}, [&](int i, float(&value)[S::width]) {
 #pragma unroll
         for (int k = 0; k < S::width; ++k) value[k] = h[i - held][k];
       });
@@ -4355,8 +4833,15 @@ struct StagedRing {
       scale_row();
       typename After::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
-      store_one<typename Tail::Output>(p.output, begin + place.edge_position,
-                                       After::value(fmaf(edge, scale, shift), operands, tensors, 0));
+      edge = After::value(fmaf(edge, scale, shift), operands, tensors, 0);
+      if constexpr (!Tail::has_mean) {
+        store_one<typename Tail::Output>(p.output, begin + place.edge_position, edge);
+      }
+    }
+    if constexpr (Tail::has_mean) {
+      means.finish(share.end);
+      if (share.warp == 0 && place.range.edges > 0)
+        Means::leave_edges(p, slab, place.range.head, place.has_edge, edge);
     }
   }
 
@@ -4379,11 +4864,15 @@ struct StagedRing {
       for (int c = 0; c < held_chunks; ++c) request(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
     }
     if (threadIdx.x == 0) initialise_exchange<S::warps>(shared);
-    start_cluster<S::blocks>();
+    sync_cluster<S>();
     int round = 0;
 #pragma unroll 1
     for (; slab < slabs; slab += clusters, ++round) run_slab(slab, slabs, clusters, round, ring);
-    leave_cluster<S::blocks>();
+    if constexpr (Tail::has_mean) {
+      Means::write(p, block, slabs, clusters, [](int vectors) { return S::Spread::of(vectors); });
+    } else {
+      leave_cluster<S>();
+    }
 #endif
   }
 };
@@ -5358,6 +5847,7 @@ struct Numbers {
   static constexpr int blocks = 8;
   static constexpr int vectors = 31;
   static constexpr bool overlapped = false;
+  static constexpr bool by_memory = false;
   static constexpr int held = 16;
   static constexpr int chunk = 4;
   static constexpr int slots = 3;
@@ -5496,7 +5986,7 @@ at::Tensor run_block_1_tf32(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_327f0140, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_8e6d900d, CUDA, library) {
   library.impl("block_1_tf32", run_block_1_tf32);
 }
 """
@@ -5585,7 +6075,7 @@ at::Tensor run_block_1_tf32_away(const at::Tensor& input, at::TensorList paramet
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_327f0140, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_8e6d900d, CUDA, library) {
   library.impl("block_1_tf32_away", run_block_1_tf32_away);
 }
 """
@@ -5674,7 +6164,7 @@ at::Tensor run_block_1_f32(const at::Tensor& input, at::TensorList parameters) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_327f0140, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_8e6d900d, CUDA, library) {
   library.impl("block_1_f32", run_block_1_f32);
 }
 """
@@ -5759,13 +6249,13 @@ at::Tensor run_block_1_tail(const at::Tensor& input, at::TensorList parameters) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(onepass_s60_327f0140, CUDA, library) {
+TORCH_LIBRARY_IMPL(onepass_s60_8e6d900d, CUDA, library) {
   library.impl("block_1_tail", run_block_1_tail);
 }
 """
 
 
-_NAMESPACE = "onepass_s60_327f0140"
+_NAMESPACE = "onepass_s60_8e6d900d"
 # What each extension is built of, when one of its operators is first called.
 _EXTENSIONS = {
     "tf32": (_BINDING_TF32, [_CUDA_HEAD, _DEVICE_CODE, _KERNELS_TF32, _HOST_CODE, _LAUNCHES_TF32]),

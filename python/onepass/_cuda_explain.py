@@ -132,7 +132,7 @@ def _chosen(plan: str) -> str:
 
 def _is_whole(strategy: str) -> bool:
     """Whether the row, or some row where none is forced, takes blocks with their convolution."""
-    return not strategy or strategy.startswith(("thin_", "gemm_", "scaled", "narrow", "direct"))
+    return not strategy or strategy.startswith(("thin_", "gemm_", "scaled", "narrow", "banded", "direct"))
 
 
 def _why_eager(dtype: torch.dtype, device: str) -> str | None:

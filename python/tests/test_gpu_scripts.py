@@ -39,7 +39,14 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(sys, "argv", ["gpu_bench.py"])
-    names = ("gpu_timing", "gpu_bench_layers", "gpu_bench_cases", "gpu_bench_rivals", "gpu_bench")
+    names = (
+        "gpu_timing",
+        "gpu_bench_layers",
+        "gpu_bench_cases",
+        "gpu_bench_host",
+        "gpu_bench_rivals",
+        "gpu_bench",
+    )
     found = {name: __import__(name) for name in names}
     for module in found.values():
         if hasattr(module, "DEVICE"):

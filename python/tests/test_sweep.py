@@ -192,7 +192,7 @@ def test_the_map_has_a_cell_for_each_pair_of_bins(modules: dict[str, Any]) -> No
         "device": {"name": "NVIDIA X"},
         "sweep": {
             "date": "2026-01-01",
-            "seed": 1,
+            "seeds": [1, 4],
             "torch": "2",
             "entries": [entry(), entry(axes=[3, 1280]), entry(axes=[2, 700]), entry(key="lost", error="no")],
         },
@@ -201,7 +201,7 @@ def test_the_map_has_a_cell_for_each_pair_of_bins(modules: dict[str, Any]) -> No
     assert drawing.count("<rect") == 2
     assert "input channels of a group from 2, output channels of a group from 512: 0.50 of 2" in drawing
     section = "\n".join(modules["map"].section(result, "map.svg"))
-    assert "3 problems of seed 1" in section and "1 failed" in section and "](map.svg)" in section
+    assert "3 problems of seeds 1, 4" in section and "1 failed" in section and "](map.svg)" in section
 
 
 # --- PyTorch's convolutions ---
@@ -367,7 +367,7 @@ def main(modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: pat
 
 def options(**more: Any) -> argparse.Namespace:
     fields = {"device": "cuda", "seed": 2, "first": 0, "count": 12, "seconds": 1e6, "only": ""}
-    fields |= {"again": False, "rivals": 2, "rows": 2, "compilers": False, "note": ""} | more
+    fields |= {"again": False, "floor": 0, "rivals": 2, "rows": 2, "compilers": False, "note": ""} | more
     return argparse.Namespace(**fields)
 
 
@@ -391,6 +391,17 @@ def test_a_run_measures_every_problem_and_resumes(
     assert len(main.Sweep(options(count=6)).run()) == 6
     assert main.clock.calls == before
     main.summarise(entries, "cuda")
+
+
+def test_small_problems_are_left_out_where_floors_are_wanted(main: Any) -> None:
+    sweep = main.Sweep(options(count=6))
+    sweep.results = main.Results("cuda", sweep.options)
+    every = sweep.numbers()
+    rates = main.rates_of("cuda:sm_90a")
+    floors = {n: 1e6 * main.sweep_figures.floor_of(sweep.problem(n), rates).seconds for n in every}
+    sweep.options.floor = sorted(floors.values())[2]
+    assert sweep.numbers() == [n for n in every if floors[n] >= sweep.options.floor]
+    assert 0 < len(sweep.numbers()) < len(every)
 
 
 def test_a_wrong_result_is_not_timed(

@@ -99,18 +99,22 @@ class WideTrainingTest(GpuTest):
                 # Another row may compute the convolution then: a few gradients round to TF32 the other way.
                 self.assertLess(((own - other).norm() / other.norm()).item(), 1e-3)
 
-    def test_strict_precision_stays_with_pytorch(self) -> None:
+    def test_strict_precision_is_not_rounded(self) -> None:
         text, sizes = BLOCKS[0]
         leaves = leaves_of(text, (64, *sizes[1:]), torch.float32)
+        exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+        upstream = torch.randn_like(_eager.run(text, exact[0], exact[1:]))
+        wanted = gradients_of(_eager.run, text, exact, upstream)
         conv = torch.backends.cudnn.conv
-        with mock.patch.object(_eager, "convolve", wraps=_eager.convolve) as convolve:
-            before = conv.fp32_precision
-            try:
-                conv.fp32_precision = "ieee"
-                _ops.apply(text, leaves[0], leaves[1:])
-            finally:
-                conv.fp32_precision = before
-        convolve.assert_called_once()
+        before = conv.fp32_precision
+        try:
+            conv.fp32_precision = "ieee"
+            found = gradients_of(_ops.apply, text, leaves, upstream.float())
+        finally:
+            conv.fp32_precision = before
+        for own, other in zip(found, wanted, strict=True):
+            # Operands rounded to TF32 are 3e-4 off.
+            self.assertLess(((own.double() - other).norm() / other.norm()).item(), 2e-5)
 
 
 if __name__ == "__main__":

@@ -397,6 +397,12 @@ double steepness(const TailParts& parts) {
         case Op::hardswish:
           product *= 1.5;
           break;
+        case Op::sigmoid:
+          product *= 0.25;
+          break;
+        case Op::hardsigmoid:
+          product /= 6;
+          break;
         default:
           break;  // at most 1, or a parameter
       }
@@ -477,7 +483,9 @@ std::string tail_source(const Problem& problem, int bits) {
   return TailWriter(problem, bits, nullptr, conv ? conv->groups : 1).text();
 }
 
-std::string whole_tail_source(const Problem& problem) { return TailWriter(problem, 32, nullptr).text(); }
+std::string whole_tail_source(const Problem& problem, int bits) {
+  return TailWriter(problem, bits, nullptr).text();
+}
 
 std::string tail_source(const BackwardProblem& problem, int bits) {
   return TailWriter(problem.forward, bits, &problem).text();

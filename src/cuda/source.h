@@ -102,7 +102,7 @@ std::string chain_source(const char* name, const std::vector<TailParts::Stage>& 
 // (bits_of), else 32. After a convolution in groups the tail is that of one group (ThinShape);
 // `whole_tail_source` gives that of all groups.
 std::string tail_source(const Problem& problem, int bits = 32);
-std::string whole_tail_source(const Problem& problem);
+std::string whole_tail_source(const Problem& problem, int bits = 32);
 // The same with gradients.
 std::string tail_source(const BackwardProblem& problem, int bits = 32);
 

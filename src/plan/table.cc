@@ -36,6 +36,7 @@ extern const Strategy cuda_gemm_mma;
 extern const Strategy cuda_gemm_apart;
 extern const Strategy cuda_scaled;
 extern const Strategy cuda_narrow;
+extern const Strategy cuda_banded;
 extern const Strategy cuda_direct;
 
 extern const BackwardStrategy cpu_conv_backward;
@@ -75,7 +76,8 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_tail_slabs, &cuda_tail_resident, &cuda_tail_staged,   &cuda_tail_strips, &cuda_tail_streamed,
       &cuda_thin_wgmma, &cuda_thin_samples,  &cuda_thin_resident, &cuda_thin_mma,    &cuda_thin_inplace,
       &cuda_thin_cores, &cuda_gemm_pingpong, &cuda_gemm_wgmma,    &cuda_gemm_packed, &cuda_gemm_boxes,
-      &cuda_gemm_mma,   &cuda_gemm_apart,    &cuda_scaled,        &cuda_narrow,      &cuda_direct,
+      &cuda_gemm_mma,   &cuda_gemm_apart,    &cuda_scaled,        &cuda_narrow,      &cuda_banded,
+      &cuda_direct,
   };
   static constexpr std::array table{
       &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes,

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <iostream>
 #include <limits>
+#include <span>
 
 #include "gpu/pool.h"
 #include "onepass/onepass.h"
@@ -13,54 +14,45 @@ namespace onepass::testing {
 namespace {
 
 using Narrow = GpuTest;
+using Banded = GpuTest;
 
 const Device gpu = Device::cuda();
-const std::vector<std::string> narrow{"narrow"};
 
-TEST_F(Narrow, AgreesWithTheReference) {
-  const std::vector<Problem> problems = narrow_problems(gpu);
+std::span<const std::string> one(const std::string& row) { return {&row, 1}; }
+
+void check_list(const std::vector<Problem>& problems, const std::string& row, uint64_t seed) {
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     const Problem& problem = problems[static_cast<size_t>(index)];
     // Hard data by turns.
     const Check check{.distributions = {Distribution::uniform, Distribution::normal,
                                         distributions[static_cast<size_t>(index) % std::size(distributions)]},
                       .placements = {Placement::elements, Placement::vectors},
-                      .seed = 1500 + static_cast<uint64_t>(index)};
-    std::string errors = forward_errors(problem, narrow, check, stream);
-    if (errors.empty()) errors = rounding_errors(problem, narrow, stream);
+                      .seed = seed + static_cast<uint64_t>(index)};
+    std::string errors = forward_errors(problem, one(row), check, stream);
+    if (errors.empty()) errors = rounding_errors(problem, one(row), stream);
     return errors;
   });
 }
 
-// A weight that is not finite meets no zero outside the input.
-TEST_F(Narrow, KeepsWhatIsNotFiniteWhereItIs) {
-  const std::vector<Problem> problems = narrow_problems(gpu);
+void check_not_finite(const std::vector<Problem>& problems, const std::string& row) {
   try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
     if (index % 3 != 0) return std::string();
-    return not_finite_errors(problems[static_cast<size_t>(index)], narrow, stream);
+    return not_finite_errors(problems[static_cast<size_t>(index)], one(row), stream);
   });
 }
 
 // Tiles follow the batch, and the order of a sum does not.
-TEST_F(Narrow, ASampleHasTheBitsItHasAlone) {
-  std::vector<Problem> problems;
-  for (const char* const text :
-       {"conv2d(32,32,k=5,p=2,groups=32) | relu @ 5x32x28x28 bf16",
-        "conv2d(64,48,k=3,p=1) | swish @ 5x64x20x24 f32",
-        "conv_transpose2d(16,16,k=4,s=2,p=1,groups=4) | relu @ 5x16x14x16 f32 nhwc"}) {
-    problems.push_back(Problem::parse(text, gpu));
-  }
-  try_all(std::ssize(problems), [&](int64_t index, const GpuStream& stream) {
-    return other_bits(problems[static_cast<size_t>(index)], narrow, 5, stream);
+void check_bits(const std::vector<std::string>& texts, const std::string& row) {
+  try_all(std::ssize(texts), [&](int64_t index, const GpuStream& stream) {
+    return other_bits(Problem::parse(texts[static_cast<size_t>(index)], gpu), one(row), 5, stream);
   });
 }
 
-TEST_F(Narrow, AgreesWithTheReferenceOnRandomProblems) {
-  const uint64_t first = base_seed() + 9'000'000;
+void check_random(uint64_t first, const std::string& row) {
   const int64_t tried = try_for(4, [&](int64_t index, const GpuStream& stream) {
     const uint64_t seed = first + static_cast<uint64_t>(index);
     const Problem problem = seed % 2 == 0 ? random_problem(seed, gpu) : random_thin_problem(seed, gpu);
-    const std::vector<std::string> rows = rows_named("narrow", problem);
+    const std::vector<std::string> rows = rows_named(row, problem);
     if (rows.empty()) return std::string();
     return forward_errors(problem, rows,
                           {.distributions = {Distribution::normal},
@@ -70,6 +62,30 @@ TEST_F(Narrow, AgreesWithTheReferenceOnRandomProblems) {
   });
   std::cout << "seeds " << first << " to " << first + static_cast<uint64_t>(tried) - 1 << '\n';
 }
+
+TEST_F(Narrow, AgreesWithTheReference) { check_list(narrow_problems(gpu), "narrow", 1500); }
+TEST_F(Banded, AgreesWithTheReference) { check_list(banded_problems(gpu), "banded", 1700); }
+
+// A weight that is not finite meets no zero outside the input.
+TEST_F(Narrow, KeepsWhatIsNotFiniteWhereItIs) { check_not_finite(narrow_problems(gpu), "narrow"); }
+// And a value of x no zero of the band.
+TEST_F(Banded, KeepsWhatIsNotFiniteWhereItIs) { check_not_finite(banded_problems(gpu), "banded"); }
+
+TEST_F(Narrow, ASampleHasTheBitsItHasAlone) {
+  check_bits({"conv2d(32,32,k=5,p=2,groups=32) | relu @ 5x32x28x28 bf16",
+              "conv2d(64,48,k=3,p=1) | swish @ 5x64x20x24 f32",
+              "conv_transpose2d(16,16,k=4,s=2,p=1,groups=4) | relu @ 5x16x14x16 f32 nhwc"},
+             "narrow");
+}
+TEST_F(Banded, ASampleHasTheBitsItHasAlone) {
+  check_bits({"conv2d(32,32,k=5,p=2,groups=32) | relu @ 5x32x28x28 bf16",
+              "conv3d(16,16,k=3,p=1,groups=16) | swish @ 5x16x9x17x8 bf16 nhwc",
+              "conv_transpose2d(16,16,k=4,s=2,p=1,groups=4) | relu @ 5x16x14x16 f16 nhwc"},
+             "banded");
+}
+
+TEST_F(Narrow, AgreesWithTheReferenceOnRandomProblems) { check_random(base_seed() + 9'000'000, "narrow"); }
+TEST_F(Banded, AgreesWithTheReferenceOnRandomProblems) { check_random(base_seed() + 9'500'000, "banded"); }
 
 // --- Gradients of a convolution alone ---
 

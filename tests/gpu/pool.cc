@@ -303,6 +303,9 @@ std::string other_bits(const Problem& problem, std::span<const std::string> rows
                        const GpuStream& stream) {
   Problem single = problem;
   single.input.sizes[0] = single.output.sizes[0] = 1;
+  // Of operands that each sample has for itself.
+  const std::vector<Parameter> of_one = problem.block.parameters(single.input.sizes);
+  for (size_t i = 0; i < of_one.size(); ++i) single.parameters[i].sizes = of_one[i].sizes;
   if (compiles_only()) return compiled(problem, rows) + compiled(single, rows);
   const Operands operands = random_operands(problem, Distribution::normal, 11);
   const auto cut = [&](const std::vector<double>& values, int64_t n) {
@@ -318,7 +321,11 @@ std::string other_bits(const Problem& problem, std::span<const std::string> rows
     }
     const Plan alone = plan(single, {row, ""});
     for (int64_t n = 0; n < problem.input.sizes[0]; ++n) {
-      const Operands own{cut(operands.input, n), operands.parameters};
+      Operands own{cut(operands.input, n), operands.parameters};
+      for (size_t k = 0; k < of_one.size(); ++k) {
+        if (single.parameters[k].sizes != problem.parameters[k].sizes)
+          own.parameters[k] = cut(operands.parameters[k], n);
+      }
       if (!same_bits(cut(output, n), run(alone, own, stream).output))
         return row + " gives other bits for sample " + std::to_string(n) + " alone: " + problem.text();
     }

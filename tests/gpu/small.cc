@@ -52,6 +52,7 @@ TEST_F(Small, Forward) { check_forward(list_of(""), {.seed = 1, .options = {.sta
 TEST_F(Small, ForwardOfWideConvolutions) { check_forward(list_of("gemm_"), {.seed = 2}); }
 
 TEST_F(Small, ForwardOfNarrowConvolutions) { check_forward(list_of("narrow"), {.seed = 6}); }
+TEST_F(Small, ForwardOfBandedConvolutions) { check_forward(list_of("banded"), {.seed = 7}); }
 
 TEST_F(Small, ForwardOfScaledChannels) { check_forward(list_of("scaled"), {.seed = 7}); }
 

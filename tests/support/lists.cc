@@ -70,38 +70,6 @@ constexpr const char* wide_blocks[] = {
     "conv1d(16,128,k=1) | relu | group_norm(1) @ 1x16x42000 ",
 };
 
-// For gemm_mma: fewer input channels in a group than a product has terms, fewer output channels than it has
-// rows. One vector of inputs and three, even and odd numbers of taps, one tap; classes of few taps, of none,
-// and that meet the same elements; groups; long sums.
-constexpr const char* few_blocks[] = {
-    "conv1d(8,24,k=4,s=2,p=1) | relu | group_norm(4) @ 3x8x301 ",
-    "conv2d(8,80,k=3,s=2,p=1) | silu | group_norm(8) @ 2x8x33x30 ",
-    "conv2d(5,72,k=3,p=1) | gelu @ 2x5x29x31 ",
-    "conv2d(4,17,k=5,s=2x1,d=1x2,p=2) | channel_mul(per=sample) | group_norm(17) | residual_add @ 2x4x23x24 ",
-    "conv2d(20,9,k=3,p=1) | tanh | residual_add @ 2x20x17x19 ",
-    "conv2d(24,33,k=3,d=2,p=2) | swish | group_norm(3) @ 2x24x15x16 ",
-    "conv2d(12,5,k=7,p=3) | prelu(per=channel) | instance_norm(affine=true) @ 2x12x13x14 ",
-    "conv2d(64,3,k=5,p=2) | tanh @ 2x64x18x21 ",
-    "conv2d(40,8,k=1) | group_norm(2) | relu | mean @ 3x40x15x16 ",
-    "conv2d(8,40,k=1,s=2) | mean @ 3x8x31x33 ",
-    "conv3d(6,20,k=3,p=1) | leaky_relu(0.1) | group_norm(2) | hardswish @ 2x6x6x7x9 ",
-    "conv3d(4,66,k=2,s=2) | gelu | group_norm(3) | mean @ 3x4x8x9x11 ",
-    // Sums of thousands of terms, which tensor cores cut off.
-    "conv3d(8,20,k=7,p=3) | relu | group_norm(4) @ 1x8x6x7x8 ",
-    "conv_transpose1d(3,16,k=5,s=3) | swish @ 3x3x111 ",
-    "conv_transpose2d(8,12,k=4,s=2,p=1) | swish | group_norm(3) | relu @ 2x8x17x15 ",
-    "conv_transpose2d(4,24,k=3,s=2,p=1,op=1) | relu | group_norm(4) @ 2x4x13x14 ",
-    "conv_transpose2d(12,6,k=2,s=3) | channel_add | group_norm(2) | tanh @ 2x12x9x8 ",
-    "conv_transpose2d(9,70,k=5,s=2,d=3) | relu | mean @ 2x9x7x6 ",
-    "conv_transpose3d(8,8,k=3,s=2,p=1,op=1) | relu @ 2x8x4x5x6 ",
-    "conv_transpose3d(8,4,k=2,s=2) | swish | group_norm(2) @ 2x8x4x5x6 ",
-    "conv_transpose2d(10,20,k=3,p=1) | gelu | group_norm(4) @ 2x10x11x13 ",
-    "conv2d(32,24,k=3,p=1,groups=4) | relu | group_norm(8) @ 3x32x14x15 ",
-    "conv2d(32,32,k=3,s=2,p=1,groups=8) | channel_mul | group_norm(16) | channel_add(per=sample) @ "
-    "2x32x17x18 ",
-    "conv_transpose2d(24,36,k=4,s=2,p=1,groups=3) | swish | group_norm(6) @ 2x24x7x9 ",
-};
-
 // Sizes that are no multiple of anything, every kind of chain, both orders.
 constexpr const char* thin_blocks[] = {
     // The workloads, small.
@@ -163,6 +131,9 @@ constexpr const char* small_tails[] = {
     "swish | group_norm(4) | channel_mul | gelu @ 5x48x13x7 f16 nhwc",
     "mish | group_norm(2) | softplus | mean @ 3x16x83x81 f16 nhwc",
     "hardswish | group_norm(2) | mean @ 3x8x19x21",
+    // Means of slabs that clusters hold: rows that end within a warp's part, rows of several warps.
+    "relu | group_norm(1) | swish | mean @ 3x96x13x17",
+    "channel_mul | group_norm(2) | residual_add | gelu | mean @ 2x160x17x19 bf16",
     "prelu(per=channel) | instance_norm(affine=true) | tanh | mean @ 2x6x13x11 bf16 nhwc",
     "gelu | channel_add | residual_add @ 2x7x19x5",
     "mean @ 2x3x5000",
@@ -281,20 +252,6 @@ std::vector<std::string> wide_rows(const Problem& problem) {
   std::vector<std::string> rows = rows_named("gemm_", problem);
   std::erase(rows, "gemm_mma");
   return rows;
-}
-
-std::vector<Problem> few_problems(const Device& device) {
-  std::vector<Problem> problems;
-  for (size_t i = 0; i < std::size(few_blocks); ++i) {
-    for (size_t j = i % 2; j < std::size(modes); j += 2)
-      problems.push_back(parsed(few_blocks[i], modes[j], (i + j / 2) % 2 == 0, device));
-  }
-  for (const char* const text :
-       {"conv2d(8,40,k=3,p=1) | relu | group_norm(5) @ 2x8x21x24 tf32_away",
-        "conv_transpose2d(4,24,k=3,s=2,p=1) | gelu | group_norm(3) @ 2x4x13x11 tf32_away nhwc"}) {
-    problems.push_back(Problem::parse(text, device));
-  }
-  return problems;
 }
 
 std::vector<Problem> thin_problems(const Device& device) {
@@ -447,6 +404,11 @@ std::vector<SmallProblems> small_forward(const Device& device) {
       "swish | group_norm(1) | hardswish @ 140x2x131x131 bf16",
       "gelu | group_norm(2) @ 36x4x151x153",
       "group_norm(1) | relu @ 9x2x407x409",
+      // Rows of several blocks; several blocks a multiprocessor; more blocks than a cluster has.
+      "gelu | group_norm(1) | silu | mean @ 36x2x301x303 bf16",
+      "swish | channel_mul | group_norm(2) | hardswish @ 290x8x49x51",
+      "mish | group_norm(1) | relu @ 9x2x811x809",
+      "relu | group_norm(1) | gelu | mean @ 9x2x1001x999 bf16",
   };
   // Several tiles a sample, which exchange moments; values held as f16 and as integers.
   constexpr const char* by_turns[] = {
@@ -458,6 +420,13 @@ std::vector<SmallProblems> small_forward(const Device& device) {
       "conv2d(8,8,k=5,s=2,p=2,groups=2) | relu | group_norm(2) @ 2x8x9x13 nhwc",
       "conv_transpose2d(6,9,k=3,s=2,p=1,op=1,groups=3) | swish @ 2x6x5x7 tf32",
   };
+  constexpr const char* banded[] = {
+      "conv2d(12,12,k=3,p=1,groups=12) | channel_mul | residual_add @ 2x12x16x20 bf16",
+      "conv2d(16,16,k=5,s=2,p=2,groups=4) | relu | group_norm(2) @ 2x16x9x13 f16 nhwc",
+      "conv3d(6,6,k=3,p=1,groups=6) | swish @ 2x6x5x9x11 bf16",
+      "conv2d(40,40,k=3,p=1,groups=40) | relu @ 2x40x9x16 bf16 nhwc",
+      "conv_transpose2d(6,9,k=3,s=2,p=1,op=1,groups=3) | swish @ 2x6x5x7 bf16",
+  };
   constexpr const char* scaled[] = {
       "conv2d(12,12,k=1,groups=12) | channel_mul | residual_add @ 2x12x16x20 bf16",
       "conv2d(8,8,k=1,groups=8,bias=false) | relu | group_norm(2) @ 2x8x9x13 tf32 nhwc",
@@ -466,6 +435,7 @@ std::vector<SmallProblems> small_forward(const Device& device) {
   for (Problem& problem : parsed(convolutions, device)) all.push_back(std::move(problem));
   return {{"", std::move(all)},
           {"narrow", parsed(narrow, device)},
+          {"banded", parsed(banded, device)},
           {"scaled", parsed(scaled, device)},
           {"gemm_", parsed(wide, device)},
           {"tail_", parsed(many_slabs, device)},

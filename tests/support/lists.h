@@ -17,7 +17,7 @@
 
 namespace onepass::testing {
 
-inline constexpr int64_t turns_in_all = 14;
+inline constexpr int64_t turns_in_all = 15;
 
 struct ProblemAndRow {
   Problem problem;
@@ -51,7 +51,11 @@ std::vector<Problem> wide_problems(const Device& device);
 // Rows of matrix products but gemm_mma, which takes what gemm_wgmma does and has a part of its own.
 std::vector<std::string> wide_rows(const Problem& problem);
 
-// For gemm_mma: convolutions of few channels as matrix products, each in two of four modes.
+// For gemm_mma: convolutions whose taps along x are rows of the product, each in two of four modes.
+std::vector<Problem> row_tap_problems(const Device& device);
+// For gemm_mma: 16 bits whose window is x as it lies.
+std::vector<Problem> copied_problems(const Device& device);
+// These, and others of few channels.
 std::vector<Problem> few_problems(const Device& device);
 
 // Thin convolutions, each in two of four modes.
@@ -73,6 +77,10 @@ std::vector<Problem> box_problems(const Device& device);
 // Few inputs a group, for the row "narrow": depthwise, groups of a few, one group; both orders, strides,
 // dilation, classes of transposed ones; chunks of inputs, a tile's channels and a part of them.
 std::vector<Problem> narrow_problems(const Device& device);
+// The same in 16 bits, for the row "banded": segments along each dimension, several products for the taps of
+// x, rows of inputs and outputs that begin anywhere, channels by eights, fours and one by one, tensors that
+// the chain reads; several items of a warp, chunks of inputs.
+std::vector<Problem> banded_problems(const Device& device);
 // Convolutions of one tap and one input for each output, for the rows "scaled" and "scaled_backward".
 std::vector<Problem> scaled_problems(const Device& device);
 // Convolutions alone, for the row "narrow_backward".

@@ -63,7 +63,7 @@ std::vector<Problem> problems_of_results(const Device& device) {
   append(all, measured_problems(device));
   for (const Problems& list :
        {wide_problems(device), thin_forward_problems(device), grouped_problems(device), box_problems(device),
-        narrow_problems(device), scaled_problems(device), pingpong_problems(device)})
+        narrow_problems(device), banded_problems(device), scaled_problems(device), pingpong_problems(device)})
     append(all, list);
   for (const auto& [prefix, problems] : small_forward(device)) append(all, problems);
   append(all, hard_blocks, device);

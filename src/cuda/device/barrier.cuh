@@ -89,7 +89,9 @@ __device__ __forceinline__ void acquire_for_copies() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+// Lanes may come apart from each other: the barrier takes whole warps.
 __device__ __forceinline__ void cluster_sync() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 

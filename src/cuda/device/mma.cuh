@@ -9,6 +9,17 @@ namespace onepass::mma {
 __device__ __forceinline__ void copy_vector(uint32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+// 4, 8 or 16 bytes, or zeros where there are none.
+template <int Bytes>
+__device__ __forceinline__ void copy_or_clear(uint32 to, const void* from, bool exists) {
+  const uint32 bytes = exists ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes), "r"(bytes)
+                 : "memory");
+  }
+}
 // What this thread has asked for since the last call is a group.
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All groups of this thread are there, but the last `Pending`.
@@ -21,6 +32,14 @@ __device__ __forceinline__ void wait() {
 // each the word l % 4 of row l / 4.
 __device__ __forceinline__ void load_matrices(uint32 (&word)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same of matrices of 16-bit elements, turned: a lane gets column l / 4 of rows 2 (l % 4) and the next.
+__device__ __forceinline__ void load_turned_matrices(uint32 (&word)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
                : "r"(address)
                : "memory");

@@ -54,7 +54,7 @@ struct Narrow {
     if (__syncthreads_and(are_finite)) {
       if (slot.in_range) results.keep(tile, slot, sums);
     } else {
-      results.keep_careful(tile);
+      results.template keep_careful<false>(tile);
     }
     __syncthreads();
     results.store(tile);

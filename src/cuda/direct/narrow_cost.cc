@@ -67,13 +67,7 @@ double NarrowNumbers::seconds(const Problem& problem, const ThinShape& shape, co
   const double rounds = std::ceil(work.blocks / work.resident);
   const double computing =
       rounds * std::max(block * work.resident, block / std::min(1.0, work.warps / 6) + latency) / gpu.clock();
-  // Rows that are written by elements touch one more sector with each instruction: 8 to 32 channels k1 with
-  // rows of 493 floats took 224 us, and 137 were predicted without.
-  const double run = number(store_lanes * byte_size(problem.output.dtype));
-  const double stored =
-      !output_interleaved && output_vector == 1 ? work.written * (run + 32) / run : work.stored;
-  // Halos and parts of sectors are of L2.
-  const double moving = std::max(work.bytes, (work.read + stored) / 1.4) / (0.75 * gpu.bytes_per_second);
+  const double moving = moving_seconds(problem, gpu);
   return std::max(computing, moving) + 0.25 * std::min(computing, moving);
 }
 

@@ -19,56 +19,11 @@ constexpr int64_t most_row_unrolled = 1536;  // and of one row of taps
 constexpr int64_t most_registers = 160;
 constexpr int64_t chain_of_additions = 256;  // longer sums are made of parts
 
-// What a cell of an axis reads.
-struct Reach {
-  int64_t lowest = 0, highest = 0;  // offsets of inputs, over all classes
-  int64_t distance = 0;             // between the first and last of a class, at most
-  int64_t most_taps = 0;
-  double taps = 0;  // of a class, on average
-
-  explicit Reach(const ThinAxis& axis) {
-    bool is_first = true;
-    for (const ThinAxis::Class& own : axis.classes) {
-      taps += static_cast<double>(own.count) / static_cast<double>(axis.classes.size());
-      most_taps = std::max(most_taps, own.count);
-      if (own.count == 0) continue;
-      const int64_t last = own.base + (own.count - 1) * axis.delta;
-      const auto [low, high] = std::minmax(own.base, last);
-      lowest = is_first ? low : std::min(lowest, low);
-      highest = is_first ? high : std::max(highest, high);
-      distance = std::max(distance, high - low);
-      is_first = false;
-    }
-  }
-};
-
 }  // namespace
 
 // Tries tiles, and keeps the best.
-struct NarrowNumbers::Search {
-  const Problem& problem;
-  const ThinShape& shape;
-  const Gpu& gpu;
-  int64_t samples;  // that tiles are cut for
-  std::array<Reach, 3> reach{Reach(shape.axes[0]), Reach(shape.axes[1]), Reach(shape.axes[2])};
-  std::array<int64_t, 3> cells{};
-  int64_t x_classes = std::ssize(shape.axes[2].classes);
-  bool input_aligned, output_aligned;
-  double chain_stages;
-
-  Search(const Problem& of, const ThinShape& its_shape, const Gpu& on)
-      : problem(of), shape(its_shape), gpu(on), samples(CutFor::instead_of(its_shape.samples)) {
-    for (size_t d = 0; d < 3; ++d) cells[d] = divide_up(shape.axes[d].out, std::ssize(shape.axes[d].classes));
-    const auto along = [](const TensorSpec& spec) {
-      return lies_interleaved(spec) ? size_t{1} : spec.sizes.size() - 1;
-    };
-    input_aligned = is_aligned_except(problem.input, along(problem.input));
-    output_aligned = is_aligned_except(problem.output, along(problem.output));
-    for (const int index : shape.parts.tensor_parameters())
-      output_aligned &=
-          is_aligned_except(problem.parameters[static_cast<size_t>(index)], along(problem.output));
-    chain_stages = static_cast<double>(shape.parts.after.size());
-  }
+struct NarrowNumbers::Search : CellSearch {
+  using CellSearch::CellSearch;
 
   // The tiles of threads that hold so many channels and cells.
   void try_threads(NarrowNumbers& best, NarrowNumbers own) const {
@@ -106,40 +61,13 @@ struct NarrowNumbers::Search {
     }
   }
 
-  void set_counts(NarrowNumbers& own) const {
-    own.classes = 1;
-    for (size_t d = 0; d < 3; ++d) {
-      own.tiles[d] = divide_up(cells[d], own.cells(d));
-      if (d < 2) own.classes *= std::ssize(shape.axes[d].classes);
-    }
-    own.group_tiles = divide_up(shape.conv_groups, own.groups);
-    own.output_tiles = divide_up(shape.channels, own.tile_outputs());
-  }
-
   int64_t input_vector(const NarrowNumbers& own) const {
+    if (own.input_interleaved)
+      return channel_vector(own, vector_elements) == vector_elements ? vector_elements : 1;
     const auto divides = [](int64_t count) { return count % vector_elements == 0; };
-    bool fits = input_aligned;
-    if (own.input_interleaved) {
-      fits &= own.groups > 1 ? own.inputs == shape.in_channels && divides(own.groups * shape.in_channels) &&
-                                   divides(shape.conv_groups * shape.in_channels)
-                             : divides(own.inputs) && divides(shape.in_channels);
-    } else {
-      const ThinAxis& axis = shape.axes[2];
-      fits &= divides(axis.in) && (own.tiles[2] == 1 || divides(own.cells(2) * axis.step));
-    }
-    return fits ? vector_elements : 1;
-  }
-
-  int64_t output_vector(const NarrowNumbers& own) const {
-    const auto divides = [](int64_t count) { return count % vector_elements == 0; };
-    bool fits = output_aligned;
-    if (own.output_interleaved) {
-      fits &= own.groups > 1
-                  ? divides(own.groups * shape.channels) && divides(shape.conv_groups * shape.channels)
-                  : divides(own.tile_outputs()) && divides(shape.channels);
-    } else {
-      fits &= divides(shape.axes[2].out) && divides(own.cells(2) * x_classes);
-    }
+    const ThinAxis& axis = shape.axes[2];
+    const bool fits =
+        input_aligned && divides(axis.in) && (own.tiles[2] == 1 || divides(own.cells(2) * axis.step));
     return fits ? vector_elements : 1;
   }
 
@@ -244,45 +172,11 @@ struct NarrowNumbers::Search {
                 .batches = number(stage_copy.batches),
                 .resident = at_once,
                 .blocks = of_one};
-    const double moving = memory_clocks(own, staged * chunks, blocks);
+    count_traffic(own, staged * chunks, blocks);
+    // Halos and parts of sectors are of L2, at 1.6 times memory's rate.
+    const double bytes = std::max(own.traffic.bytes, (own.traffic.read + own.traffic.stored) / 1.6);
+    const double moving = bytes / gpu.bytes_per_second * gpu.clock();
     own.all_clocks = std::max(computing, moving) + 0.25 * std::min(computing, moving);
-  }
-
-  // Of all samples that tiles are cut for.
-  double bytes_of(const TensorSpec& spec) const {
-    const Shape sizes(spec.sizes.begin() + 1, spec.sizes.end());
-    return static_cast<double>(samples) * static_cast<double>(element_count(sizes) * byte_size(spec.dtype));
-  }
-
-  // Of the launch's reads and writes. Halos and parts of sectors are of L2, at 1.6 times memory's rate.
-  double memory_clocks(NarrowNumbers& own, double staged, double blocks) const {
-    const auto sectors = [](int64_t elements, int64_t bytes, bool whole, bool aligned) {
-      const auto run = static_cast<double>(elements * bytes);
-      return whole ? 1.0 : aligned ? std::ceil(run / 32) * 32 / run : (run + 32) / run;
-    };
-    const int64_t in_bytes = byte_size(problem.input.dtype);
-    const int64_t out_bytes = byte_size(problem.output.dtype);
-    const double read =
-        blocks * staged * static_cast<double>(in_bytes) *
-        (own.input_interleaved
-             ? sectors(own.groups * own.inputs, in_bytes,
-                       own.groups * own.inputs == shape.conv_groups * shape.in_channels, own.input_vector > 1)
-             : sectors(own.window[2], in_bytes, false, own.input_vector > 1));
-    const double once = bytes_of(problem.input);
-    const double written = bytes_of(problem.output);
-    const double stored =
-        written *
-        (own.output_interleaved
-             ? sectors(own.channels(), out_bytes, own.channels() == shape.conv_groups * shape.channels,
-                       own.output_vector > 1)
-             : sectors(own.cells(2) * x_classes, out_bytes, own.tiles[2] == 1, own.output_vector > 1));
-    const double tensors = written * static_cast<double>(shape.parts.tensor_parameters().size());
-    own.work.bytes = once + written + tensors;
-    own.work.read = read + tensors;
-    own.work.written = written;
-    own.work.stored = stored;
-    const double bytes = std::max(own.work.bytes, (own.work.read + stored) / 1.6);
-    return bytes / gpu.bytes_per_second * gpu.clock();
   }
 };
 
@@ -369,31 +263,13 @@ void NarrowNumbers::lay_results(const ThinShape& shape) {
 std::string NarrowNumbers::source(const ThinShape& shape) const {
   const bool stages_vectors = input_interleaved && input_vector == vector_elements &&
                               (groups == 1 || inputs == 1) && window_strides[2] % vector_elements == 0;
-  return Constants()
-      .add("threads", threads, "slots", used_threads(), "groups", groups)
-      .add("outputs", outputs, "output_slots", output_slots, "positions", positions, "rows", rows)
-      .add("slots_z", slots[0], "slots_y", slots[1], "slots_x", slots[2])
-      .add("inputs", inputs, "part_inputs", part_inputs)
-      .add("tiles_z", tiles[0], "tiles_y", tiles[1], "tiles_x", tiles[2])
-      .add("group_tiles", group_tiles, "output_tiles", output_tiles)
-      .flag("input_interleaved", input_interleaved, "output_interleaved", output_interleaved)
-      .flag("stages_vectors", stages_vectors)
-      .add("input_vector", input_vector, "output_vector", output_vector)
-      .add("stage_lanes", stage_lanes, "store_lanes", store_lanes)
-      .add("window_size_z", window[0], "window_size_y", window[1], "window_size_x", window[2])
-      .add("window_z", window_strides[0], "window_y", window_strides[1], "window_x", window_strides[2])
-      .add("window_c", window_c, "window_g", window_g, "window_floats", window_floats, "skew", skew)
-      .add("lowest_x", lowest_x, "first_x", first_x, "lead", lowest_x - first_x, "segment", segment)
+  return constants()
+      .add("slots", used_threads(), "part_inputs", part_inputs)
+      .flag("stages_vectors", stages_vectors, "keeps_vectors", false)
+      .add("stage_lanes", stage_lanes, "window_floats", window_floats, "skew", skew)
+      .add("lowest_x", lowest_x, "lead", lowest_x - first_x, "segment", segment)
       .add("most_taps_x", most_taps_x, "weight_t", weight_t, "weight_c", weight_c(shape))
-      .add("result_z", result_strides[0], "result_y", result_strides[1], "result_x", result_strides[2])
-      .add("result_c", result_c, "result_skew", result_skew)
       .numbers();
-}
-
-Problem narrow_problem(const Problem& problem) {
-  const TailParts parts(problem.block, problem.input.sizes);
-  if (parts.norm == nullptr && !parts.mean) return problem;
-  return convolution_before_tail(problem);
 }
 
 std::shared_ptr<const NarrowNumbers> narrow_numbers(const Problem& problem) {

@@ -6,82 +6,41 @@
 #include <memory>
 #include <string>
 
-#include "cuda/thin/thin.h"
+#include "cuda/direct/cell_tile.h"
 
 namespace onepass::cuda {
 
-// A tile of direct/narrow.cuh and how it lies in shared memory. Nothing here changes the order of a sum, so
-// tiles may follow the batch.
-struct NarrowNumbers {
-  // --- The tile ---
-  int64_t threads = 0;  // 0 where nothing fits
-  int64_t groups = 1;   // of the convolution
-  int64_t outputs = 1;  // channels of a thread
-  int64_t output_slots = 1;
-  int64_t positions = 1;  // cells of a thread along x
-  int64_t rows = 1;       // and along y
-  std::array<int64_t, 3> slots{1, 1, 1};
-  int64_t inputs = 1;  // channels of a group that are staged together
-
-  // --- How many of them ---
-  std::array<int64_t, 3> tiles{1, 1, 1};
-  int64_t group_tiles = 1;
-  int64_t output_tiles = 1;
-  int64_t classes = 1;  // of z and y, a tile each
-
-  // --- Shared memory, in floats ---
-  bool input_interleaved = false;
-  bool output_interleaved = false;
-  int64_t input_vector = 1;
-  int64_t output_vector = 1;
+// A tile of direct/narrow.cuh and how it lies in shared memory, in floats.
+struct NarrowNumbers : CellTile {
   int64_t stage_lanes = 1;  // threads of a row of vectors
-  int64_t store_lanes = 1;
-  std::array<int64_t, 3> window{1, 1, 1};
-  std::array<int64_t, 3> window_strides{1, 1, 1};
-  int64_t window_c = 1, window_g = 1;
   int64_t window_floats = 0;
   int64_t skew = 0;
-  int64_t lowest_x = 0;  // the first input that cell 0 reads, and the first of the window
-  int64_t first_x = 0;
+  int64_t lowest_x = 0;  // the first input that cell 0 reads
   int64_t segment = 1;
   int64_t most_taps_x = 1;
   int64_t weight_t = 1;
-  std::array<int64_t, 3> result_strides{1, 1, 1};
-  int64_t result_c = 1;
-  int64_t result_skew = 0;
-  int64_t result_floats = 0;
   int64_t part_inputs = 0;  // 0: a sum is one chain of additions
 
-  int64_t blocks_wanted = 1;  // that a multiprocessor should have room for
-  double clocks = 0;          // of a block, where multiprocessors are full; tiles are compared by these
-  double all_clocks = 0;      // of the launch
+  double clocks = 0;      // of a block, where multiprocessors are full; tiles are compared by these
+  double all_clocks = 0;  // of the launch
 
   // What the cost counts.
   struct Work {
     double warps = 0;
-    double issued = 0, x_loads = 0, weight_loads = 0;     // instructions of a thread's mainloop
-    double copies = 0;                                    // clocks to copy windows, weights and results
-    double chunks = 0, batches = 0;                       // of loads, in a chunk
-    double resident = 0, blocks = 0;                      // of a multiprocessor, at once and in all
-    double bytes = 0, read = 0, written = 0, stored = 0;  // each once; with halos and parts of sectors
+    double issued = 0, x_loads = 0, weight_loads = 0;  // instructions of a thread's mainloop
+    double copies = 0;                                 // clocks to copy windows, weights and results
+    double chunks = 0, batches = 0;                    // of loads, in a chunk
+    double resident = 0, blocks = 0;                   // of a multiprocessor, at once and in all
   };
   Work work;
 
   // `problem` is a convolution, or one with the chain after it.
   NarrowNumbers(const Problem& problem, const ThinShape& shape, const Gpu& gpu);
 
-  int64_t tile_outputs() const { return outputs * output_slots; }  // of each group
-  int64_t channels() const { return groups * tile_outputs(); }
-  int64_t cells(size_t d) const {
-    return d == 0 ? slots[0] : d == 1 ? slots[1] * rows : slots[2] * positions;
-  }
   int64_t used_threads() const { return groups * output_slots * slots[0] * slots[1] * slots[2]; }
   int64_t weight_c(const ThinShape& shape) const { return weight_t * shape.taps; }
   int64_t weight_floats(const ThinShape& shape) const { return inputs * weight_c(shape); }
   int64_t shared_bytes(const ThinShape& shape) const;
-  int64_t tiles_of_sample() const {
-    return tiles[0] * tiles[1] * tiles[2] * group_tiles * output_tiles * classes;
-  }
   // Of the launch, as fitted to measurements.
   double seconds(const Problem& problem, const ThinShape& shape, const Gpu& gpu) const;
   // `struct Numbers` of the kernel.
@@ -101,9 +60,6 @@ struct NarrowNumbers {
   // The padding with the fewest.
   void pad_window(const ThinShape& shape, int64_t most_bytes);
 };
-
-// What the row's kernel computes: the block, or its convolution alone where a norm or a mean follows.
-Problem narrow_problem(const Problem& problem);
 
 // Found once for a problem.
 std::shared_ptr<const NarrowNumbers> narrow_numbers(const Problem& problem);

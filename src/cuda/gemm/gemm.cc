@@ -92,6 +92,17 @@ std::string FlatGeometry::source() const {
   return count + "1; }\n" + values + "0;\n  }\n";
 }
 
+WeightPieces::WeightPieces(int64_t taps, DType weight) {
+  constexpr int64_t most_bytes = 52 << 10;
+  const auto bytes_of = [&](int64_t own) {
+    return round_up(rows * ((16 * own * byte_size(weight) / 4) | 1) * 4, 8) + threads * 8;
+  };
+  while (bytes_of(divide_up(taps, parts)) > most_bytes) ++parts;
+  part_taps = divide_up(taps, parts);
+  parts = divide_up(taps, part_taps);
+  bytes = bytes_of(part_taps);
+}
+
 bool classes_meet_alike(const ThinShape& shape) {
   return std::all_of(shape.axes.begin(), shape.axes.end(), [](const ThinAxis& axis) {
     return axis.classes[0].count > 0 &&
@@ -247,19 +258,20 @@ std::string wgmma_source(int64_t columns, bool is_bf16) {
   return out.str();
 }
 
-double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages) {
+double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages, int bits) {
   struct Row {
     Op op;
     double instructions;
+    double in_16_bits;  // device/pointwise.cuh
   };
-  static constexpr Row costly[] = {{Op::gelu, 17}, {Op::gelu_tanh, 30}, {Op::tanh, 30},
-                                   {Op::mish, 30}, {Op::softplus, 30},  {Op::elu, 30},
-                                   {Op::swish, 6}, {Op::sigmoid, 6},    {Op::residual_add, 6}};
+  static constexpr Row costly[] = {{Op::gelu, 17, 10}, {Op::gelu_tanh, 30, 18}, {Op::tanh, 30, 14},
+                                   {Op::mish, 30, 11}, {Op::softplus, 30, 13},  {Op::elu, 30, 12},
+                                   {Op::swish, 6, 5},  {Op::sigmoid, 6, 4},     {Op::residual_add, 6, 6}};
   double count = 0;
   for (const TailParts::Stage& stage : stages) {
     const auto* const row = std::find_if(std::begin(costly), std::end(costly),
                                          [&](const Row& known) { return known.op == stage.pointwise.op; });
-    count += row == std::end(costly) ? 2 : row->instructions;
+    count += row == std::end(costly) ? 2 : bits == 16 ? row->in_16_bits : row->instructions;
   }
   return count;
 }

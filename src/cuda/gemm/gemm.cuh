@@ -345,6 +345,14 @@ constexpr int converting_warps = 3;  // of those, where x comes by copies
 // Split operands are multiplied by this: the second part of an element of 1 is then far from f16's least
 // numbers, and one of 4,000 fits.
 constexpr float split_scale = 16.0f;
+// Where they are rounded instead, magnitudes below 2^-14 lose bits. With sums of 40,000 terms and a norm that
+// could show, and samples were computed again: conv3d(640,24,k=5) with a norm took 164 ms for 1.4. So they
+// are multiplied too; an element of 16,000 fits.
+constexpr float rounded_scale = 4.0f;
+template <class Numbers>
+constexpr float x_scale = Numbers::parts == 2 ? split_scale
+                          : Numbers::scales_x ? rounded_scale
+                                              : 1.0f;
 
 // Between the two warpgroups of consumers alone.
 __device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
@@ -411,6 +419,13 @@ __device__ __forceinline__ bool has_room(uint64* empty, uint32 round) {
   return __shfl_sync(0xffffffffu, is_free, 0) != 0;
 }
 
+// Marks a sample to be computed again.
+template <class Parameters>
+__device__ __forceinline__ void mark_sample(const Parameters& p, int64 n) {
+  p.only[n] = 1;
+  atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
+}
+
 // Marks a sample whose values overflow or underflow f16. A magnitude below 2^-14 loses up to 2^-25. After a
 // norm, which multiplies by `scale`, the effect must not show beside values of the order of 1; without a norm
 // it must not show beside the rounding of the largest value.
@@ -421,17 +436,14 @@ __device__ __forceinline__ void judge(const Parameters& p, int64 n, float larges
   if (largest > 0.0f) {
     constexpr bool splits = Numbers::parts == 2;
     if constexpr (Tail::has_norm) {
-      const float lost = (splits ? 0x1p-25f / split_scale : 0x1p-25f) *
-                         __ldcg(p.scales + Numbers::padded_channels) * Numbers::steepness * scale;
+      const float lost = 0x1p-25f / x_scale<Numbers> * __ldcg(p.scales + Numbers::padded_channels) *
+                         Numbers::steepness * scale;
       redo |= !(lost <= (splits ? 1e-6f : 1e-5f));
     } else {
       redo |= largest < (splits ? 0x1p-7f * split_scale : 0x1p-4f);
     }
   }
-  if (redo) {
-    p.only[n] = 1;
-    atomicMax(p.only + p.batch, static_cast<uint32>(redo_some));
-  }
+  if (redo) mark_sample(p, n);
 }
 template <class Tail, class Numbers, class Parameters>
 __device__ __forceinline__ void judge(const Parameters& p, int64 n, float scale) {

@@ -55,6 +55,21 @@ struct FlatGeometry {
 // as large as its stride: then they are rows of one product.
 bool classes_meet_alike(const ThinShape& shape);
 
+// How weights are packed through shared memory (gemm/packed/weights.cuh): 32 rows by 16 input channels by as
+// many taps as leave room for four blocks.
+struct WeightPieces {
+  static constexpr int64_t rows = 32, threads = 256;
+
+  int64_t part_taps = 1, parts = 1;
+  int64_t bytes = 16;  // of shared memory
+
+  WeightPieces() = default;
+  WeightPieces(int64_t taps, DType weight);
+  int64_t count(int64_t padded_channels, int64_t input_channels) const {
+    return divide_up(padded_channels, rows) * (input_channels / 16) * parts;
+  }
+};
+
 // The numbers of a row, made of the problem, its shape and its GPU.
 template <class Numbers>
 std::shared_ptr<const Numbers> wide_numbers(const Problem& problem) {
@@ -96,8 +111,8 @@ std::string describe_groups(const ThinShape& shape);
 // than one instruction has (256) are two instructions side by side.
 std::string wgmma_source(int64_t columns, bool is_bf16);
 
-// Instructions a chain takes for an element, about.
-double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages);
+// Instructions a chain takes for an element, about; `bits` is 16 where it has its short form (bits_of).
+double gemm_chain_instructions(const std::vector<TailParts::Stage>& stages, int bits = 32);
 
 // A tail of f32 values with channels last takes 1.1 to 3 times its prediction: GroupNorm of 256 channels at
 // 64 x 64 0.022 for 0.021 ms, of 320 0.034 for 0.012, of 128 at 512 x 512 0.20 for 0.094.

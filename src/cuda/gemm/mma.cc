@@ -1,6 +1,6 @@
 // The row "gemm_mma": a wide convolution with all that follows it as an implicit matrix product by mma.sync,
 // on every GPU from sm_80 on. One launch packs the weights, one convolves up to the norm, and one computes
-// the norm and what follows it.
+// the norm and what follows it, of values in memory or of values that it computes again.
 #include <algorithm>
 #include <sstream>
 
@@ -18,10 +18,11 @@ class GemmMma final : public WholeBlockKernel {
   explicit GemmMma(const Problem& problem)
       : WholeBlockKernel(problem),
         numbers_(*wide_numbers<GemmMmaNumbers>(problem)),
-        packing_(problem, shape_, padded_channels(), numbers_.most_taps, numbers_.joint_taps),
+        packing_(problem, shape_, padded_channels(), numbers_.most_whole_taps, numbers_.joint_taps,
+                 numbers_.row_taps.count(), numbers_.span),
         pack_(pack_source(), problem.device, pack_launch()),
         function_(source(), problem.device,
-                  Launch{maximum(1, shape_.batch * numbers_.tiles(shape_)),
+                  Launch{maximum(1, shape_.batch * numbers_.tiles()),
                          static_cast<uint32_t>(numbers_.tile.threads()), 1,
                          static_cast<uint32_t>(numbers_.shared_bytes)}),
         workspace_(problem, shape_, sizes()) {}
@@ -45,12 +46,22 @@ class GemmMma final : public WholeBlockKernel {
                                                : "tf32")
         << '\n'
         << "tile: " << n.tile.rows() << " channels, a box of " << n.box[0] << "x" << n.box[1] << "x"
-        << n.box[2] << " outputs (" << n.tile.positions() << "), " << n.tiles(shape_) << " tiles a sample\n"
-        << "window: " << n.window() << " positions, " << (n.windows == 1 ? "one stage of " : "2 stages of ")
-        << n.chunk_channels() << " channels\n"
+        << n.own_columns() * n.row_taps.outputs << " outputs (" << n.tile.positions() << "), " << n.tiles()
+        << " tiles a sample\n"
+        << "window: " << n.window() << " positions, "
+        << (n.span > 1 ? std::to_string(n.span) + " taps of x in a vector, " : "")
+        << (n.windows == 1 ? "one stage of " : "2 stages of ") << n.chunk_channels() << " channels"
+        << (n.copied_run > 0   ? ", copied along x"
+            : n.copies_vectors ? ", copied"
+                               : "")
+        << '\n'
         << "weights: " << n.stages << " stages of " << n.group_joints
         << (n.joint_taps == 2 ? " pairs of taps" : " taps") << '\n'
-        << "blocks: " << describe_blocks(shape_.batch * n.tiles(shape_), function_);
+        << "blocks: " << describe_blocks(shape_.batch * n.tiles(), function_);
+    if (n.row_taps.count() > 1)
+      out << "rows: " << n.row_taps.count() << (n.row_taps.axis.classes[0].count > 1 ? " groups of" : "")
+          << " taps along x of each channel, added from shared memory\n";
+    if (n.recomputes) out << "second: the same launch computes values again\n";
     if (workspace_.finishes())
       out << "second: values " << (workspace_.own_values() ? "of the workspace" : "of the output") << '\n';
     out << "then: thin_cores for samples whose values " << (n.halves ? "overflow f16 or " : "")
@@ -71,7 +82,10 @@ class GemmMma final : public WholeBlockKernel {
     if (arguments.packed == nullptr) pack_weights(arguments, workspace, stream);
     GemmMmaParameters p;
     workspace_.fill(p, arguments, workspace);
-    p.launch(function_, stream);
+    for (int again = 0; again <= (numbers_.recomputes ? 1 : 0); ++again) {
+      p.again = again;
+      p.launch(function_, stream);
+    }
     workspace_.launch_rest(arguments, workspace, stream);
   }
 
@@ -94,16 +108,17 @@ class GemmMma final : public WholeBlockKernel {
     }
   }
   // Whether the norm waits for other tiles, with values in memory.
-  bool has_second() const { return shape_.parts.norm && !shape_.parts.mean_follows_norm(); }
+  bool keeps_values() const { return GemmMmaNumbers::has_second(shape_) && !numbers_.recomputes; }
   WideWorkspace::Sizes sizes() const {
-    const int64_t tiles_of_slab = numbers_.classes(shape_) * numbers_.position_tiles;
-    return {.control_words = shape_.batch,
+    const int64_t tiles_of_slab = numbers_.classes * numbers_.position_tiles;
+    const int64_t counters = 1 + (numbers_.recomputes && shape_.parts.mean ? numbers_.channel_tiles : 0);
+    return {.control_words = shape_.batch * counters,
             .padded_channels = padded_channels(),
             .weight_bytes = numbers_.weight_bytes(),
             .slab_parts = numbers_.spans(shape_) * tiles_of_slab,
-            .row_sums = tiles_of_slab,
-            .own_values = has_second() && (shape_.parts.mean || problem_.output.dtype != DType::f32),
-            .finishes = has_second(),
+            .row_sums = numbers_.sums_rows(shape_) ? tiles_of_slab : 0,
+            .own_values = keeps_values() && (shape_.parts.mean || problem_.output.dtype != DType::f32),
+            .finishes = keeps_values(),
             .planar = is_planar()};
   }
   // Values between the launches: dense, in one order or the other.
@@ -121,13 +136,13 @@ class GemmMma final : public WholeBlockKernel {
     return (last + 1) * byte_size(problem_.input.dtype) <= int64_t{1} << 32;
   }
   // One class is packed as for gemm_wgmma.
-  bool packs_classes() const { return numbers_.classes(shape_) > 1; }
+  bool packs_classes() const { return numbers_.classes > 1; }
   int64_t padded_channels() const {
     return shape_.conv_groups * numbers_.channel_tiles * numbers_.tile.rows();
   }
   Launch pack_launch() const {
     if (!packs_classes()) return packing_.launch();
-    const int64_t vectors = padded_channels() * numbers_.chunks * numbers_.vectors * numbers_.classes(shape_);
+    const int64_t vectors = padded_channels() * numbers_.chunks * numbers_.vectors * numbers_.classes;
     return {divide_up(vectors, WeightPack::threads), WeightPack::threads};
   }
 
@@ -155,6 +170,7 @@ class GemmMma final : public WholeBlockKernel {
     };
     const TailParts& parts = shape_.parts;
     const Shape all_strides = strides();
+    const GemmMmaNumbers::Outputs outputs = n.outputs();
     const char* const product = problem_.input.dtype == DType::bf16 ? "Bf16"
                                 : n.of_vector == 8                  ? "F16"
                                                                     : "Tf32";
@@ -162,7 +178,10 @@ class GemmMma final : public WholeBlockKernel {
         Constants()
             .add("threads", n.tile.threads(), "warps_n", n.tile.warps_n)
             .add("row_tiles", n.tile.row_tiles, "column_tiles", n.tile.column_tiles)
-            .add("tile_rows", n.tile.rows(), "tile_positions", n.tile.positions())
+            .add("tile_rows", n.tile.rows(), "tile_positions", n.tile.positions(), "team", 4)
+            .add("own_columns", n.own_columns(), "column_outputs", n.row_taps.outputs)
+            .add("output_row_tiles", outputs.row_tiles, "output_column_tiles", outputs.column_tiles)
+            .add("output_team", outputs.team, "output_positions", n.output_positions())
             .flag("merges_classes", n.merges_classes, "small_samples", has_small_samples())
             .add("boxes_y", n.boxes[1], "boxes_x", n.boxes[2], "position_tiles", n.position_tiles)
             .add("channel_tiles", n.channel_tiles, "spans", n.spans(shape_))
@@ -173,14 +192,17 @@ class GemmMma final : public WholeBlockKernel {
             .add("windows", n.windows)
             .add("batch_vectors", n.batch_vectors, "group_batches", n.group_batches)
             .add("window_pitch", n.window_pitch, "shared_bytes", n.shared_bytes)
-            .flag("guards", n.halves)
+            .flag("scales_x", n.halves, "guards", n.halves, "copies_vectors", n.copies_vectors)
+            .add("copied_run", n.copied_run)
             .flag("chain_reads_tensors", reads_tensors(parts.norm ? parts.before : parts.after))
+            .flag("recomputes", n.recomputes, "second_chain_reads_tensors", reads_tensors(parts.after))
             // Of gemm/source/pack.cuh alone.
             .add("tile_channels", n.tile.rows(), "chunk_channels", n.chunk_channels(), "taps", n.most_taps)
             .text();
     return wide_numbers_source(
         problem_, parts, std::string("onepass::mma::") + product,
-        constants + packing_.constants() + table("int", "box", 3, [&](size_t d) { return n.box[d]; }) +
+        "  using OfKernel = Numbers;\n" + constants + packing_.constants() + n.row_taps.source() +
+            table("int", "box", 3, [&](size_t d) { return n.box[d]; }) +
             table("int", "entries", 3, [&](size_t d) { return n.axes[d].entries; }) +
             table("int", "width", 3, [&](size_t d) { return n.axes[d].width; }) +
             table("int", "unit", 3, [&](size_t d) { return n.axes[d].unit; }) +
@@ -189,22 +211,29 @@ class GemmMma final : public WholeBlockKernel {
   }
   // Chains of so many bits.
   std::string structs(int bits) const {
-    return tail_source(problem_, bits) + thin_source(problem_, shape_) + numbers_source();
+    return tail_source(problem_, bits) + thin_source(problem_, numbers_.row_taps.product(shape_)) +
+           numbers_source();
+  }
+
+  // The convolution as the mainloop sees it.
+  static std::string spanned() {
+    return "using Spanned = onepass::SpannedConvolution<onepass::Convolution, Numbers::span>;\n";
   }
 
   Source source() const {
     return agent_kernel(
-        "onepass_gemm_mma", "#include \"gemm/mma.cuh\"\n" + structs(bits_of(problem_, problem_.output.dtype)),
-        "GemmMma<onepass::Convolution, onepass::Tail, Numbers>",
+        "onepass_gemm_mma",
+        "#include \"gemm/mma.cuh\"\n" + structs(bits_of(problem_, problem_.output.dtype)) + spanned(),
+        "GemmMma<Spanned, onepass::Tail, Numbers>",
         std::to_string(numbers_.tile.threads()) + ", " + std::to_string(numbers_.blocks_wanted),
         SharedAs::structure);
   }
 
   Source pack_source() const {
     if (!packs_classes()) return WeightPack::source("#include \"device/mma.cuh\"\n" + structs(32));
-    return agent_kernel("onepass_gemm_mma_pack", "#include \"gemm/mma/pack.cuh\"\n" + structs(32),
-                        "GemmMmaPack<onepass::Convolution, onepass::Tail, Numbers>",
-                        std::to_string(WeightPack::threads), SharedAs::none);
+    return agent_kernel("onepass_gemm_mma_pack", "#include \"gemm/mma/pack.cuh\"\n" + structs(32) + spanned(),
+                        "GemmMmaPack<Spanned, onepass::Tail, Numbers>", std::to_string(WeightPack::threads),
+                        SharedAs::none);
   }
 
   GemmMmaNumbers numbers_;
@@ -237,7 +266,7 @@ std::string refusal(const Problem& problem) {
   }
   if (numbers.shared_bytes == 0) return "the window of a tile is too large";
   constexpr int64_t most_tiles = int64_t{1} << 31;
-  if (shape.batch.value() * numbers.tiles(shape) >= most_tiles) return "too many tiles";
+  if (shape.batch.value() * numbers.tiles() >= most_tiles) return "too many tiles";
   return "";
 }
 
@@ -246,33 +275,10 @@ double seconds(const Problem& problem, const PlanOptions&) {
   const ThinShape& shape = cost.shape;
   const Gpu& gpu = cost.gpu;
   const GemmMmaNumbers& numbers = *cost.numbers;
-  const double elements = static_cast<double>(shape.rows().value()) * static_cast<double>(shape.spatial);
-  const bool second = shape.parts.norm && !shape.parts.mean_follows_norm();
-  const double second_bytes = second ? 4 * elements + static_cast<double>(problem.output.byte_span()) : 0;
-  // A mean after a chain is a block for each channel of a sample: 0.1 us for 256 positions by 256 threads
-  // with a load each. By 1024 threads with eight it has not been measured: a microsecond for 8192 and the
-  // chain.
-  const int64_t rows = shape.rows().value();
-  const auto waves = static_cast<double>(divide_up(rows, int64_t{8} * gpu.multiprocessors));
-  const auto waves_of_many = static_cast<double>(divide_up(rows, gpu.multiprocessors));
-  const double many = static_cast<double>(divide_up(shape.spatial, 8192));
-  const double chain_of_many = 8192 * gemm_chain_instructions(shape.parts.after) / (128 * gpu.clock());
-  double averaged = 0;
-  if (second && shape.parts.mean) {
-    averaged = shape.spatial < 16384 ? 1e-7 * waves * static_cast<double>(divide_up(shape.spatial, 256))
-                                     : waves_of_many * many * (1e-6 + chain_of_many);
-  }
-  // Memory's rate, with 70% of which tensors of few channels are moved.
-  const bool few = GemmMmaNumbers::has_few_channels(shape);
-  const double rate = gpu.bytes_per_second * (few ? 0.7 : 1.0);
-  // Elements pass through the second chain at 128 instructions a clock.
-  const double activated = few && second ? elements * 0.7 * gemm_chain_instructions(shape.parts.after) /
-                                               (128 * gpu.clock() * gpu.multiprocessors)
-                                         : 0;
   const double packed = static_cast<double>(problem.parameters[0].byte_span() + numbers.weight_bytes());
-  return (second ? 1e-5 : 5e-6) + 2 * packed / gpu.bytes_per_second +
-         std::max({second_bytes / rate, averaged, activated}) +
-         numbers.seconds(problem, shape, gpu, shape.batch.value());
+  return 5e-6 + 2 * packed / gpu.bytes_per_second +
+         numbers.seconds(problem, shape, gpu, shape.batch.value()) +
+         numbers.finish_seconds(problem, shape, gpu, shape.batch.value());
 }
 
 }  // namespace

@@ -18,8 +18,7 @@ namespace {
 
 constexpr int64_t threads = 384;  // gemm/packed.cuh
 constexpr int64_t pack_threads = GemmPackedNumbers::pack_threads;
-constexpr int64_t piece_rows = GemmPackedNumbers::piece_rows;
-constexpr int64_t most_piece_bytes = 100 << 10;
+constexpr int64_t piece_rows = WeightPieces::rows;
 constexpr int64_t least_taps = 3;  // else x is copied for too few products
 
 class GemmPacked final : public WholeBlockKernel {
@@ -33,9 +32,9 @@ class GemmPacked final : public WholeBlockKernel {
     const GemmPackedNumbers& n = numbers_;
     const Device& device = problem.device;
     compile(std::vector<Source>{steps_source(), product_kernel_source()}, gpu_of(device).architecture);
-    steps_.emplace(
-        steps_source(), device,
-        Launch{1, static_cast<uint32_t>(pack_threads), 1, static_cast<uint32_t>(n.piece_bytes), false, true});
+    steps_.emplace(steps_source(), device,
+                   Launch{1, static_cast<uint32_t>(pack_threads), 1, static_cast<uint32_t>(n.pieces.bytes),
+                          false, true});
     product_.emplace(product_kernel_source(), device,
                      Launch{1, static_cast<uint32_t>(threads), 1,
                             static_cast<uint32_t>(n.shared_bytes(n.stages)), false, true});
@@ -179,7 +178,7 @@ class GemmPacked final : public WholeBlockKernel {
     p.launch(*steps_, stream, blocks);
   }
   int64_t weight_items() const {
-    return numbers_.padded_channels() / piece_rows * (numbers_.input_channels / 16);
+    return numbers_.pieces.count(numbers_.padded_channels(), numbers_.input_channels);
   }
 
   std::string structs() const {
@@ -200,9 +199,10 @@ class GemmPacked final : public WholeBlockKernel {
             .add("tile_channels", n.tile_channels, "padded_channels", n.padded_channels())
             .flag("groups_share_positions", n.shared_by == GemmPackedNumbers::Groups::channels)
             .flag("groups_take_turns", n.shared_by == GemmPackedNumbers::Groups::turns)
-            .flag("guards", guards())
+            .flag("scales_x", false, "guards", guards())
             .flag("classes_apart", n.classes_apart)
-            .add("piece_bytes", n.piece_bytes, "shared_bytes", n.shared_bytes(n.stages))
+            .add("part_taps", n.pieces.part_taps, "piece_bytes", n.pieces.bytes)
+            .add("shared_bytes", n.shared_bytes(n.stages))
             .add("value_stride_n", values.strides[0], "value_stride_c", values.strides[1])
             .add("value_stride0", stride(0), "value_stride1", stride(1), "value_stride2", stride(2))
             .text();
@@ -258,7 +258,6 @@ std::string refusal(const Problem& problem) {
   const auto found = wide_numbers<GemmPackedNumbers>(problem);
   const GemmPackedNumbers& numbers = *found;
   if (numbers.columns == 0) return "the window of a tile is too large";
-  if (numbers.piece_bytes > most_piece_bytes) return "a kernel of " + std::to_string(numbers.taps) + " taps";
   constexpr int64_t most = int64_t{1} << 31;  // positions, pieces of work, elements of the output
   const int64_t length = numbers.length(shape.samples);
   const int64_t channels = numbers.conv_groups * numbers.input_channels;

@@ -19,33 +19,6 @@
 
 namespace onepass {
 
-// Marks samples whose values overflow f16 (f32 operands). A block for each sample; it also clears the control
-// words of the redo kernel.
-template <class C, class Tail, class Numbers>
-struct PackedGemmJudge {
-  using Parameters = PackedGemmParameters<Tail::parameters>;
-  const Parameters& p;
-
-  __device__ __forceinline__ void run() const {
-    const int64 n = blockIdx.x;
-    if (n == 0 && threadIdx.x == 0) gemm::mark_by_weights<Numbers>(p);
-    if (threadIdx.x < (n == 0 ? 8 : 4))
-      p.control[threadIdx.x < 4 ? n * 4 + threadIdx.x : p.batch * 4 + threadIdx.x - 4] = 0;
-    if constexpr (Tail::has_norm) {
-      constexpr int slabs = Tail::channels / Tail::group_channels;
-      float largest = 0.0f;
-#pragma unroll 4
-      for (int c = threadIdx.x; c < Tail::channels; c += blockDim.x) {
-        const float deviation = __ldcg(p.statistics + 2 * (n * slabs + c / Tail::group_channels) + 1);
-        largest = gemm::largest_of(largest, Tail::weight(p, Tail::channel(n, c)) * deviation);
-      }
-      gemm::judge<Tail, Numbers>(p, n, largest / gemm::input_scale);
-    } else {
-      if (threadIdx.x == 0) gemm::judge<Tail, Numbers>(p, n, 1.0f);
-    }
-  }
-};
-
 // All launches but the product are one kernel: three kernels take longer to compile.
 template <class C, class Tail, class Numbers>
 struct PackedGemmSteps {
@@ -61,9 +34,10 @@ struct PackedGemmSteps {
     allow_kernel_after();
     wait_for_kernel_before();
     if (p.step == step_pack_again) {
-      if constexpr (Numbers::guards) PackedGemmScales<C, Tail, Numbers>{p}.run();
+      if constexpr (Numbers::guards)
+        PackedGemmScales<C, Numbers, PackedGemmWeightPieces<C, Numbers>, Parameters>{p}.run();
     } else if (p.step == step_judge) {
-      if constexpr (Numbers::guards) PackedGemmJudge<C, Tail, Numbers>{p}.run();
+      if constexpr (Numbers::guards) PackedGemmJudge<Tail, Numbers, Parameters>{p}.run();
     } else {
       PackedGemmOperands<C, Tail, Numbers>{p, s.piece}.run();
     }

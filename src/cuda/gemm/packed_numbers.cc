@@ -17,8 +17,7 @@ GemmPackedNumbers::GemmPackedNumbers(const Problem& problem, const ThinShape& sh
   const FlatGeometry flat(shape);
   set_index(shape, flat);
   mixes_classes = shape.classes() > 1 && layout_of_values(problem) == Layout::nchw;
-  piece_bytes =
-      round_up(piece_rows * ((16 * taps * byte_size(problem.input.dtype) / 4) | 1) * 4, 8) + pack_threads * 8;
+  pieces = WeightPieces(taps, problem.input.dtype);
   const GemmPackedNumbers empty = *this;
   // The taps of a stage decide the order of additions. They are chosen for a fixed number of samples, so that
   // results do not depend on the batch.

@@ -7,8 +7,7 @@ namespace onepass::cuda {
 
 // How positions are cut into tiles and shared memory into stages.
 struct GemmPackedNumbers {
-  static constexpr int64_t pack_threads = 256;
-  static constexpr int64_t piece_rows = 32;  // of weights that are packed together
+  static constexpr int64_t pack_threads = WeightPieces::threads;
 
   int64_t columns = 0;  // positions of a warpgroup; 0 where nothing fits
   // How the two warpgroups of a block share work: halves of 128 channels, two runs of positions, or tiles of
@@ -31,7 +30,7 @@ struct GemmPackedNumbers {
   double class_taps = 1;  // of a class, the mean
   int64_t window = 0;
   int64_t stages = 0;
-  int64_t piece_bytes = 16;    // shared memory for a piece of weights being packed
+  WeightPieces pieces;
   int64_t last_positions = 1;  // of the last sample
   double clocks = 0;
 

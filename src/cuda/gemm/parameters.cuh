@@ -29,7 +29,7 @@ ONEPASS_COUNTED_PARAMETERS(GemmMmaParameters) {
   ONEPASS_WORD(void*, output);
   ONEPASS_WORD(float*, values);
   ONEPASS_WORD(float*, statistics);
-  ONEPASS_WORD(uint32*, control);  // zero: a counter for each sample
+  ONEPASS_WORD(uint32*, control);  // zero: a counter for each sample, then for each sample and channel tile
   ONEPASS_WORD(float4*, parts);
   ONEPASS_WORD(float*, sums);
   ONEPASS_WORD(uint32*, only);
@@ -37,6 +37,7 @@ ONEPASS_COUNTED_PARAMETERS(GemmMmaParameters) {
   ONEPASS_WORD(const void*, packed);
   ONEPASS_WORD(const float*, scales);
   ONEPASS_WORD(int64, batch);
+  ONEPASS_WORD(int64, again);  // whether it computes values again, now that the norm's statistics are known
   ONEPASS_WORDS(const void*, parameter);
 };
 
@@ -78,16 +79,27 @@ ONEPASS_COUNTED_PARAMETERS(PackedGemmParameters) {
   ONEPASS_WORDS(const void*, parameter);
 };
 
-// Packing of weights for the row "gemm_boxes", which builds the tensor map of x too.
-ONEPASS_COUNTED_PARAMETERS(BoxesPackParameters) {
+// What the row "gemm_boxes" launches besides the product.
+ONEPASS_COUNTED_PARAMETERS(BoxesStepParameters) {
   ONEPASS_WORD(const void*, input);
-  ONEPASS_WORD(void*, packed_weights);  // null where they are kept packed
-  ONEPASS_WORD(void*, map);             // null where weights are packed to be kept
-  ONEPASS_WORD(uint32*, only);         // gets zeros: a redo mark for each sample, then one for all (RedoWord)
-  ONEPASS_WORD(uint32*, piece_marks);  // for each piece of weights, whether all are finite
-  ONEPASS_WORD(uint32*, control);      // of the redo kernel: four words for each sample and four more
-  ONEPASS_WORD(uint32*, arrived);      // gets zeros: a counter for each unit
-  ONEPASS_WORD(int64, units);          // whose values are held
+  ONEPASS_WORD(void*, output);
+  ONEPASS_WORD(float*, statistics);    // of the norm, [batch][groups][2]: mean, 1 / deviation
+  ONEPASS_WORD(const float4*, parts);  // as BoxesParameters, to sums
+  ONEPASS_WORD(float2*, lines);
+  ONEPASS_WORD(const float*, sums);
+  ONEPASS_WORD(void*, packed_input);  // the copy of x, where there is one
+  ONEPASS_WORD(void*, packed_weights);
+  ONEPASS_WORD(void*, map);
+  ONEPASS_WORD(uint32*, only);   // a redo mark for each sample, then one for all (RedoWord)
+  ONEPASS_WORD(uint32*, guard);  // f32: as PackedGemmParameters, to piece_marks
+  ONEPASS_WORD(float*, scales);
+  ONEPASS_WORD(uint32*, row_largest);
+  ONEPASS_WORD(uint64*, row_sums);
+  ONEPASS_WORD(uint32*, piece_marks);
+  ONEPASS_WORD(uint32*, control);  // of the redo kernel: four words for each sample and four more
+  ONEPASS_WORD(uint32*, arrived);  // gets zeros: a counter for each unit
+  ONEPASS_WORD(int64, units);      // whose values are held
+  ONEPASS_WORD(int64, step);       // which launch this is (PackedGemmStep)
   ONEPASS_WORD(int64, batch);
   ONEPASS_WORDS(const void*, parameter);
 };
@@ -96,21 +108,33 @@ ONEPASS_COUNTED_PARAMETERS(BoxesPackParameters) {
 ONEPASS_COUNTED_PARAMETERS(BoxesParameters) {
   ONEPASS_WORD(const void*, input);
   ONEPASS_WORD(void*, output);
-  ONEPASS_WORD(float*, values);      // the convolution's output, where a tail follows
-  ONEPASS_WORD(float*, statistics);  // [batch][groups][2]: mean, 1 / deviation; where values are held
-  ONEPASS_WORD(float4*, parts);      // moments of slabs in each tile: count, mean, M2
-  ONEPASS_WORD(uint32*, control);    // counters of units' tiles
+  ONEPASS_WORD(float*, values);        // the convolution's output, where a tail follows
+  ONEPASS_WORD(float*, statistics);    // [batch][groups][2]: mean, 1 / deviation; where values are held
+  ONEPASS_WORD(float4*, parts);        // moments of slabs in each tile: count, mean, M2
+  ONEPASS_WORD(const float2*, lines);  // of slabs: mean, and what the norm multiplies by
+  ONEPASS_WORD(float*, sums);          // of channels of a sample in each tile, for a mean
+  ONEPASS_WORD(uint32*, control);      // counters of units' tiles
   ONEPASS_WORD(const void*, packed_weights);
-  ONEPASS_WORD(const void*, map);  // the tensor map of x
+  ONEPASS_WORD(const float*, scales);  // f32: factor of each channel's sums
+  ONEPASS_WORD(const void*, map);      // the tensor map of x
   ONEPASS_WORD(uint32*, only);
   ONEPASS_WORD(const uint32*, piece_marks);
   ONEPASS_WORD(int64, batch);
   ONEPASS_WORD(int64, tiles);  // of positions
+  ONEPASS_WORD(int64, pass);   // 0: moments alone leave, where values are computed twice
   ONEPASS_WORDS(const void*, parameter);
 };
 
-// What a launch of the row "gemm_packed" does besides the product.
-enum PackedGemmStep : int { step_pack, step_pack_again, step_judge, step_pack_weights, step_pack_input };
+// What a launch of the rows "gemm_packed" and "gemm_boxes" does besides the product.
+enum PackedGemmStep : int {
+  step_pack,
+  step_pack_again,
+  step_judge,
+  step_pack_weights,
+  step_pack_input,
+  step_merge,
+  step_means
+};
 
 // Packing of weights (gemm/source/pack.cuh).
 ONEPASS_PARAMETERS(GemmPackParameters) {

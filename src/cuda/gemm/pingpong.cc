@@ -150,7 +150,7 @@ class GemmPingpong final : public WholeBlockKernel {
             .add("pitch", n.pitch, "plane", n.plane, "positions", flat_.positions)
             .add("box_z", n.box[0], "box_y", n.box[1], "box_x", n.box[2])
             .add("boxes_y", n.boxes[1], "boxes_x", n.boxes[2])
-            .flag("boxed", true, "store_rows", n.store_rows, "guards", rounds(problem_))
+            .flag("boxed", true, "store_rows", n.store_rows, "guards", rounds(problem_), "scales_x", false)
             .flag("has_after", !shape_.parts.after.empty())
             .add("window", n.window, "windows", 1, "window_split", 0)
             .add("window_y", n.window_y, "window_z", n.window_z)

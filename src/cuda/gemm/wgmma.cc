@@ -161,7 +161,7 @@ class GemmWgmma final : public WholeBlockKernel {
             .add("raw_pitch", n.raw_pitch, "raw_slot_bytes", n.raw_slot_bytes)
             .add("late_vectors", n.late_vectors, "late_pitch", n.late_pitch)
             .flag("rows_are_slabs", rows_are_slabs(), "has_after", !parts.after.empty())
-            .flag("held", n.held, "stored", n.stored, "guards", guards())
+            .flag("held", n.held, "stored", n.stored, "guards", guards(), "scales_x", guards())
             .flag("before_reads_tensors", reads_tensors(parts.before))
             .flag("after_reads_tensors", reads_tensors(parts.after))
             .add("shared_bytes", n.shared_bytes)

@@ -6,10 +6,12 @@
 namespace onepass::cuda {
 
 WeightPack::WeightPack(const Problem& problem, const ThinShape& shape, int64_t padded_channels, int64_t taps,
-                       int64_t joint_taps)
+                       int64_t joint_taps, int64_t row_taps, int64_t span)
     : padded_channels_(padded_channels),
       channel_bytes_(shape.in_channels * taps * byte_size(problem.parameters[0].dtype)),
-      joint_taps_(joint_taps) {
+      joint_taps_(joint_taps),
+      row_taps_(row_taps),
+      span_(span) {
   constexpr int64_t least_blocks = 256;
   const int64_t shared_bytes = gpu_of(problem.device).shared_bytes_per_block;
   const int64_t two_blocks_fit = shared_bytes * 31 / 64;
@@ -22,7 +24,7 @@ WeightPack::WeightPack(const Problem& problem, const ThinShape& shape, int64_t p
 
 std::string WeightPack::constants() const {
   return Constants()
-      .add("pack_channels", channels_, "joint_taps", joint_taps_)
+      .add("pack_channels", channels_, "joint_taps", joint_taps_, "row_taps", row_taps_, "span", span_)
       .flag("pack_staged", staged_)
       .text();
 }

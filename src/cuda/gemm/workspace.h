@@ -17,9 +17,10 @@ class WeightPack {
  public:
   static constexpr int64_t threads = 256;
 
-  // `joint_taps`: taps that lie side by side (gemm/mma/layout.cuh).
+  // `taps`: of a row's weights. `joint_taps`: those that lie side by side. `row_taps`: that are rows of a
+  // channel; `span`: along x, that share a vector (gemm/mma/layout.cuh).
   WeightPack(const Problem& problem, const ThinShape& shape, int64_t padded_channels, int64_t taps,
-             int64_t joint_taps = 1);
+             int64_t joint_taps = 1, int64_t row_taps = 1, int64_t span = 1);
 
   // Members of `struct Numbers`.
   std::string constants() const;
@@ -32,7 +33,7 @@ class WeightPack {
 
   int64_t padded_channels_;
   int64_t channel_bytes_;
-  int64_t joint_taps_;
+  int64_t joint_taps_, row_taps_, span_;
   int64_t channels_ = 1;  // of a block
   bool staged_;
 };

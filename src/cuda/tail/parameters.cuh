@@ -5,6 +5,10 @@
 
 namespace onepass {
 
+// Words of TailParameters::control that count blocks where tail_staged exchanges moments through memory; the
+// moments of each slab's blocks are behind them.
+constexpr int exchange_counters = 64;
+
 ONEPASS_COUNTED_PARAMETERS(TailParameters) {
   ONEPASS_WORD(const void*, input);
   ONEPASS_WORD(void*, output);

@@ -15,7 +15,7 @@ namespace onepass::cuda {
 
 // `Row` has source(problem, shape, numbers), the kernel's text. `Numbers` has threads, blocks (of a cluster),
 // shared_bytes(), the size of the kernel's `Shared`, and whether the kernel waits for the one before it by
-// itself.
+// itself; it may have by_memory, where the blocks are no cluster but wait for each other.
 template <class Row, class Numbers>
 class SlabKernel : public Kernel {
  public:
@@ -37,11 +37,17 @@ class SlabKernel : public Kernel {
         numbers_(*numbers_of<Numbers>(problem)),
         function_(Row::source(problem_, shape_, numbers_), problem.device,
                   {static_cast<uint32_t>(numbers_.blocks), static_cast<uint32_t>(numbers_.threads),
-                   static_cast<uint32_t>(numbers_.blocks), static_cast<uint32_t>(numbers_.shared_bytes()),
-                   false, numbers_.waits()}) {}
+                   static_cast<uint32_t>(by_memory() ? 1 : numbers_.blocks),
+                   static_cast<uint32_t>(numbers_.shared_bytes()), by_memory(), numbers_.waits()}) {}
+
+  bool by_memory() const {
+    if constexpr (requires { numbers_.by_memory; }) return numbers_.by_memory;
+    return false;
+  }
 
   std::string cluster_text() const {
-    return std::to_string(numbers_.blocks) + (numbers_.blocks > 1 ? " blocks of a cluster" : " block");
+    const char* const several = by_memory() ? " blocks that wait for each other" : " blocks of a cluster";
+    return std::to_string(numbers_.blocks) + (numbers_.blocks > 1 ? several : " block");
   }
 
   Problem problem_;

@@ -238,9 +238,9 @@ double instructions_of(const std::vector<TailParts::Stage>& stages, int bits, bo
 
 }  // namespace
 
-double instructions_of_value(const TailParts& parts, int bits) {
+double instructions_of_value(const TailParts& parts, int bits, double times) {
   const bool is_short = bits == 16;
-  return 2 * instructions_of(parts.before, bits, is_short) + instructions_of(parts.after, bits, is_short);
+  return times * instructions_of(parts.before, bits, is_short) + instructions_of(parts.after, bits, is_short);
 }
 
 double instructions_of_gradient(const TailParts& parts, int bits) {

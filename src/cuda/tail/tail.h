@@ -190,9 +190,9 @@ Problem convolution_before_tail(const Problem& problem);
 // How that output lies between the two.
 Layout layout_of_values(const Problem& problem);
 
-// Instructions that the chains take for an element in a kernel that computes the before-chain twice, or, with
-// gradients, once more and its derivative. Rough: they tell costly chains from others.
-double instructions_of_value(const TailParts& parts, int bits);
+// Instructions that the chains take for an element in a kernel that computes the before-chain `times` times,
+// or, with gradients, once more and its derivative. Rough: they tell costly chains from others.
+double instructions_of_value(const TailParts& parts, int bits, double times = 2);
 double instructions_of_gradient(const TailParts& parts, int bits);
 
 // Regions of a workspace, each aligned to 256 bytes.

@@ -33,7 +33,9 @@ struct NarrowTypes<C, Tail, N>::Results {
     }
   }
 
-  // The same where a weight is not finite: zeros outside the input must not meet it. One by one.
+  // The same where a weight is not finite: zeros outside the input must not meet it. One by one. `OnlyLost`:
+  // of results that are there and are not finite.
+  template <bool OnlyLost>
   __device__ void keep_careful(const Tile& tile) const {
     constexpr int count = channels * box[0] * box[1] * box_outputs;
 #pragma unroll 1
@@ -46,9 +48,10 @@ struct NarrowTypes<C, Tail, N>::Results {
       const int r[3] = {tile.r[0], tile.r[1], x % x_classes};
       const int cell[3] = {tile.cell[0] + z, tile.cell[1] + y, tile.cell[2] + x / x_classes};
       const ResultChannel at(tile, own);
-      results[own * N::result_c + z * N::result_z + y * N::result_y +
-              skewed(x, N::result_skew) * N::result_x] =
-          at.in_range ? careful_sum(tile.n, at.channel, r, cell) + bias(at.channel) : 0.0f;
+      float& result = results[own * N::result_c + z * N::result_z + y * N::result_y +
+                              skewed(x, N::result_skew) * N::result_x];
+      if (OnlyLost && fabsf(result) <= largest_float) continue;
+      result = at.in_range ? careful_sum(tile.n, at.channel, r, cell) + bias(at.channel) : 0.0f;
     }
   }
 
@@ -162,6 +165,18 @@ struct NarrowTypes<C, Tail, N>::Results {
     }
   };
 
+  // A vector of results from shared memory.
+  __device__ __forceinline__ void load(int row, const ResultVector& own,
+                                       float (&value)[N::output_vector]) const {
+    if constexpr (N::keeps_vectors) {
+      const float4 v = *reinterpret_cast<const float4*>(results + row + ResultVector::place(own.first));
+      value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
+    } else {
+#pragma unroll
+      for (int e = 0; e < N::output_vector; ++e) value[e] = results[row + ResultVector::place(own.first + e)];
+    }
+  }
+
   template <bool Aligned>
   __device__ __forceinline__ void store(const Tile& tile) const {
     constexpr int vector = N::output_vector;
@@ -194,10 +209,11 @@ struct NarrowTypes<C, Tail, N>::Results {
       for (int k = 0; k < Copy::steps; ++k) {
         const ResultVector own(tile, Copy::vector(k));
         if (!Copy::has(k) || !own.in_range) continue;
-        float y[vector];
+        float y[vector], value[vector];
+        load(row.place, own, value);
 #pragma unroll
         for (int e = 0; e < vector; ++e) {
-          const float h = results[row.place + ResultVector::place(own.first + e)];
+          const float h = value[e];
           y[e] = After::value(h, values[N::output_interleaved ? k : 0].value[N::output_interleaved ? e : 0],
                               tensors[k], e);
         }

@@ -138,10 +138,10 @@ struct NarrowTypes<C, Tail, N>::Staging {
     return C::rounds_to_tf32 ? round_operand<C>(value) : value;
   }
 
-  // [input][tap][group and output of the tile]; lanes follow the weights' own order. False where one is not
-  // finite.
-  __device__ __forceinline__ bool stage_weights(const Tile& tile, int first_input, float* to) const {
-    bool are_finite = true;
+  // put(channel of the tile, input of the chunk, tap, value) for the weights of a tile, zeros for those that
+  // the convolution does not have; lanes follow the weights' own order.
+  template <class Put>
+  __device__ __forceinline__ void for_each_weight(const Tile& tile, int first_input, const Put& put) const {
     constexpr int count = channels * N::inputs * C::taps;
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < count; i += N::threads) {
@@ -159,9 +159,17 @@ struct NarrowTypes<C, Tail, N>::Staging {
       float value = 0.0f;
       if (group < C::groups && output < C::channels && input < C::in_channels)
         value = weight(group, output, input, t);
-      are_finite &= fabsf(value) <= 3.402823466e+38f;
-      to[c * N::weight_c + t * N::weight_t + g * group_outputs + o] = value;
+      put(g * group_outputs + o, c, t, value);
     }
+  }
+
+  // [input][tap][group and output of the tile]. False where one is not finite.
+  __device__ __forceinline__ bool stage_weights(const Tile& tile, int first_input, float* to) const {
+    bool are_finite = true;
+    for_each_weight(tile, first_input, [&](int channel, int c, int t, float value) {
+      are_finite &= fabsf(value) <= largest_float;
+      to[c * N::weight_c + t * N::weight_t + channel] = value;
+    });
     return are_finite;
   }
 };

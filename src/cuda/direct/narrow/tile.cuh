@@ -114,6 +114,8 @@ struct NarrowTypes {
     }
   };
 
+  static constexpr float largest_float = 3.402823466e+38f;
+
   // Neighbouring threads read a row `skew` elements apart: one more float after each avoids bank conflicts.
   static constexpr __device__ int skewed(int x, int skew) { return skew > 0 ? x + x / skew : x; }
 

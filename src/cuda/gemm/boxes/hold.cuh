@@ -1,5 +1,5 @@
 // Moments of values that the row "gemm_boxes" holds in registers until every tile of their slabs has left its
-// own: parts of slabs, the wait, and statistics.
+// own, or computes again by another launch: parts of slabs, the wait, and statistics.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -10,7 +10,7 @@
 namespace onepass {
 
 // Slabs are whole within a tile's channels, or a tile's channels are a whole part of one. A tile is of one
-// sample. A unit is the tiles that have the same slabs.
+// sample, and of one class. A unit is the tiles that have the same slabs. A group of a sample is a sample.
 template <class C, class Tail, class Numbers>
 struct BoxesHold {
   using Parameters = BoxesParameters<Tail::parameters>;
@@ -19,13 +19,15 @@ struct BoxesHold {
   static constexpr int products = Numbers::products;
   static constexpr int blocks = columns / 8;
   static constexpr int group = Tail::group_channels < columns ? Tail::group_channels : columns;
-  static_assert(columns % group == 0 && Tail::group_channels % group == 0);
+  static_assert(!Tail::has_norm || (columns % group == 0 && Tail::group_channels % group == 0));
   static constexpr int tile_slabs = columns / group;
   static constexpr int slabs_of_sample = static_cast<int>(Tail::channels) / Tail::group_channels;
   static constexpr int unit_channel_tiles = Tail::group_channels / group;
+  using Rows = PackedGemmGeometry<C, Numbers>;
+  static constexpr int classes = Rows::apart ? Rows::classes : 1;
   static constexpr int sample_boxes = Numbers::boxes_z * Numbers::boxes_y * Numbers::boxes_x;
-  static constexpr int unit_tiles = sample_boxes * unit_channel_tiles;  // parts of a slab, too
-  static constexpr int units_of_sample = Numbers::padded_channels / columns / unit_channel_tiles;
+  static constexpr int unit_tiles = sample_boxes * classes * unit_channel_tiles;  // parts of a slab, too
+  static constexpr int units_of_sample = Rows::group_tiles / classes / unit_channel_tiles;
   // What the lanes of a warp sum: slabs, where no eight neighbours belong to two of them, else columns.
   static constexpr bool by_slab = group % 8 == 0;
   static constexpr int entries = by_slab ? tile_slabs : columns;
@@ -38,15 +40,40 @@ struct BoxesHold {
   const Parameters& p;
   Shared& s;
 
-  // Bias and the chain before the norm, in place. All positions of a tile are of sample n.
-  static __device__ __forceinline__ void activate(const Parameters& p, int n, int first_channel,
-                                                  float (&d)[products][columns / 2]) {
+  // The sample that chains and norms know, and which of its group's tiles of channels a tile has.
+  static __device__ __forceinline__ int sample_of(const typename Geometry::Tile& tile, int channel_tile) {
+    return tile.n * static_cast<int>(C::groups) + channel_tile / Rows::group_tiles;
+  }
+  static __device__ __forceinline__ int own_tile(int channel_tile) {
+    return channel_tile % Rows::group_tiles / classes;
+  }
+  // The sample's channel of a thread's j-th column, and its row among the weights; those of the tile's first
+  // column where there is none.
+  static __device__ __forceinline__ int column_of(int j) {
+    return j / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j % 2;
+  }
+  static __device__ __forceinline__ int channel_of(int channel_tile, int column) {
+    const int own = own_tile(channel_tile) * columns + column;
+    return own < static_cast<int>(C::channels) ? own : own - column;
+  }
+
+  static __device__ __forceinline__ int box_of(const typename Geometry::Tile& tile) {
+    return (tile.first[0] / Numbers::box_z * Numbers::boxes_y + tile.first[1] / Numbers::box_y) *
+               Numbers::boxes_x +
+           tile.first[2] / Numbers::box_x;
+  }
+
+  // Bias and the chain before the norm, in place. All positions of a tile are of one sample.
+  static __device__ __forceinline__ void activate(const Parameters& p, const typename Geometry::Tile& tile,
+                                                  int channel_tile, float (&d)[products][columns / 2]) {
     using Chain = typename Tail::Before;
+    const int n = sample_of(tile, channel_tile);
 #pragma unroll
     for (int j = 0; j < blocks * 2; ++j) {
-      const int own = first_channel + j / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j % 2;
-      const int channel = own < static_cast<int>(C::channels) ? own : 0;
-      const float bias = C::has_bias ? load_one<typename C::Bias>(p.parameter[1], channel) : 0.0f;
+      const int channel = channel_of(channel_tile, column_of(j));
+      const int row = channel_tile * columns + channel - own_tile(channel_tile) * columns;
+      const float bias = C::has_bias ? load_one<typename C::Bias>(p.parameter[1], Rows::channel(row)) : 0.0f;
+      const float scale = Numbers::guards ? __ldg(p.scales + row) : 1.0f;
       ChannelValues<Chain, 1> values;
       values.load(p, n, channel);
 #pragma unroll
@@ -55,13 +82,14 @@ struct BoxesHold {
         for (int h = 0; h < 2; ++h) {
           float& value = d[i][j / 2 * 4 + h * 2 + j % 2];
           typename Chain::template Tensors<1> none;
-          value = Chain::value(value + bias, values.value[0], none, 0);
+          value = Chain::value(Numbers::guards ? fmaf(value, scale, bias) : value + bias, values.value[0],
+                               none, 0);
         }
       }
     }
   }
 
-  // `has`: a bit for each of the thread's rows that has an output. Row 0 of a tile always has one.
+  // `has`: a bit for each of the thread's rows that has an output. Without one a tile leaves a part of none.
   __device__ __forceinline__ void leave_parts(const typename Geometry::Tile& tile, int channel_tile,
                                               uint32 has, const float (&d)[products][columns / 2]) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -99,12 +127,13 @@ struct BoxesHold {
     }
     gemm::consumers_sync();
     // A warp for each slab.
-    const int first_slab = channel_tile * columns / Tail::group_channels;
+    const int first_slab = own_tile(channel_tile) * columns / Tail::group_channels;
+    const typename Geometry::Class of_class(Rows::class_of_tile(channel_tile));
     int positions = 1;
 #pragma unroll
     for (int d0 = 0; d0 < 3; ++d0) {
-      const int left = static_cast<int>(C::positions(d0, 0)) - tile.first[d0];
-      positions *= left < Geometry::box(d0) ? left : Geometry::box(d0);
+      const int left = of_class.positions[d0] - tile.first[d0];
+      positions *= left < 0 ? 0 : left < Geometry::box(d0) ? left : Geometry::box(d0);
     }
 #pragma unroll 1
     for (int slab = warp; slab < tile_slabs && first_slab + slab < slabs_of_sample;
@@ -123,10 +152,18 @@ struct BoxesHold {
         const float moved = sum / count;
         const float left = fmaf(-sum, moved, square);
         *part(tile, channel_tile, first_slab + slab) =
-            float4{count, s.pivot[slab * group] + moved, left < 0.0f ? 0.0f : left, 0.0f};
+            positions > 0 ? float4{count, s.pivot[slab * group] + moved, left < 0.0f ? 0.0f : left, 0.0f}
+                          : float4{0.0f, 0.0f, 0.0f, 0.0f};
       }
     }
     gemm::consumers_sync();
+  }
+
+  // Waits for the parts of all tiles of the unit, and merges them.
+  __device__ __forceinline__ void await_statistics(const typename Geometry::Tile& tile,
+                                                   int channel_tile) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int first_slab = own_tile(channel_tile) * columns / Tail::group_channels;
     if (threadIdx.x == 0) {
       uint32* const counter =
           p.control + (static_cast<int64>(tile.n) * units_of_sample + channel_tile / unit_channel_tiles);
@@ -137,6 +174,19 @@ struct BoxesHold {
     for (int slab = warp; slab < tile_slabs && first_slab + slab < slabs_of_sample;
          slab += gemm::consumer_warps)
       merge(tile, channel_tile, first_slab, slab);
+    gemm::consumers_sync();
+  }
+
+  // Takes statistics that a launch before has merged (BoxesMerge).
+  __device__ __forceinline__ void load_statistics(const typename Geometry::Tile& tile,
+                                                  int channel_tile) const {
+    const int first_slab = own_tile(channel_tile) * columns / Tail::group_channels;
+    gemm::consumers_sync();  // the tile's before are read
+    const int slab = static_cast<int>(threadIdx.x);
+    if (slab < tile_slabs && first_slab + slab < slabs_of_sample) {
+      s.statistics[slab] =
+          p.lines[static_cast<int64>(sample_of(tile, channel_tile)) * slabs_of_sample + first_slab + slab];
+    }
     gemm::consumers_sync();
   }
 
@@ -171,14 +221,11 @@ struct BoxesHold {
   __device__ __forceinline__ float4* parts_of(int n, int slab) const {
     return p.parts + (static_cast<int64>(n) * slabs_of_sample + slab) * unit_tiles;
   }
-  static __device__ __forceinline__ int box_of(const typename Geometry::Tile& tile) {
-    return (tile.first[0] / Numbers::box_z * Numbers::boxes_y + tile.first[1] / Numbers::box_y) *
-               Numbers::boxes_x +
-           tile.first[2] / Numbers::box_x;
-  }
   __device__ __forceinline__ float4* part(const typename Geometry::Tile& tile, int channel_tile,
                                           int slab) const {
-    return parts_of(tile.n, slab) + box_of(tile) * unit_channel_tiles + channel_tile % unit_channel_tiles;
+    const int of_slab = box_of(tile) * classes + Rows::class_of_tile(channel_tile);
+    return parts_of(sample_of(tile, channel_tile), slab) + of_slab * unit_channel_tiles +
+           own_tile(channel_tile) % unit_channel_tiles;
   }
 
   // By a warp: the statistics of a slab from all its parts, as distances from the first one's mean.

@@ -1,9 +1,13 @@
-// The epilogue of the row "gemm_mma": the chain, moments, values to memory, statistics.
+// The epilogue of the row "gemm_mma": the chain, moments, values to memory, statistics; where values are
+// computed again, the norm, the chain after it and its means.
 #pragma once
 
 #include "gemm/mma/layout.cuh"
+#include "gemm/store/finish.cuh"
 
 namespace onepass {
+
+constexpr __device__ int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 
 template <class C, class Tail, class Numbers>
 struct GemmMmaEpilogue {
@@ -11,68 +15,99 @@ struct GemmMmaEpilogue {
 
   // The chain before the norm; without a norm all of it.
   using Chain = conditional<Tail::has_norm, typename Tail::Before, typename Tail::After>;
-  using Item = GemmMmaItem<C, Numbers>;
+  using Item = GemmMmaItem<C, typename Numbers::OfKernel>;
   using Geometry = GemmMmaGeometry<C, Numbers>;
+  using Shared = GemmMmaShared<C, Tail, typename Numbers::OfKernel>;
   static constexpr int rows = Geometry::rows;
   static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
   static constexpr int group_rows = Tail::group_channels * Geometry::row_classes;
   static constexpr int slabs_of_sample = Tail::channels / Tail::group_channels;
+  static constexpr int team = Numbers::team;  // lanes that share a row
   // A thread has rows of both halves of 16, unless all channels fit one.
-  static constexpr int halves = rows <= 8 ? 1 : 2;
+  static constexpr int halves = rows <= 32 / team ? 1 : 2;
+  // Where taps are rows, sums were scaled as they were added.
+  static constexpr bool scales = Numbers::guards && Numbers::row_taps == 1;
   // Lanes that store neighbouring rows, where rows are neighbours in memory.
   static constexpr int row_lanes = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
   static constexpr int position_parts = Geometry::classes * Numbers::position_tiles;
 
-  // Applies scale, bias and chain in place. `inside`: a bit for each column with an output.
-  __device__ __forceinline__ void activate(const Item& item, uint32 inside, GemmMmaSums<Numbers>& d) const {
-#pragma unroll
-    for (int i = 0; i < Numbers::row_tiles; ++i) {
-#pragma unroll
-      for (int h = 0; h < halves; ++h) {
-        const int own = item.channel_tile * Numbers::tile_rows + block.row(i, h);
-        const int existing = own < rows ? own : 0;
-        const int channel = existing / Geometry::row_classes;
-        const float scale =
-            Numbers::guards ? __ldg(block.p.scales + group_of<C>(item.n) * padded_rows + existing) : 1.0f;
-        float bias = 0.0f;
-        if constexpr (C::has_bias)
-          bias = load_one<typename C::Bias>(block.p.parameter[1], Tail::channel(item.n, channel));
-        ChannelValues<Chain, 1> values;
-        values.load(block.p, item.n, channel);
-        const int64 begin = Geometry::sample_offset(item.n) + Geometry::row_offset(existing);
-#pragma unroll
-        for (int j = 0; j < 2 * Numbers::column_tiles; ++j) {
-          float& value = d[i][j / 2][2 * h + j % 2];
-          typename Chain::template Tensors<1> tensors;
-          if constexpr (Numbers::chain_reads_tensors) {
-            if (inside >> j & 1u) tensors.load(block.p, begin + block.s.targets[block.column(j)]);
-          }
-          value = Chain::value(Numbers::guards ? fmaf(value, scale, bias) : value + bias, values.value[0],
-                               tensors, 0);
-        }
-      }
+  // What a row does before and in the chain before the norm: scale, bias, chain.
+  struct ActivatedRow {
+    float scale, bias = 0.0f;
+    ChannelValues<Chain, 1> values;
+
+    __device__ __forceinline__ ActivatedRow(const GemmMmaBlock<C, Tail, Numbers>& block, const Item& item,
+                                            int row, int channel) {
+      scale = scales ? __ldg(block.p.scales + group_of<C>(item.n) * padded_rows + row) : 1.0f;
+      if constexpr (C::has_bias)
+        bias = load_one<typename C::Bias>(block.p.parameter[1], Tail::channel(item.n, channel));
+      values.load(block.p, item.n, channel);
     }
+    template <class Tensors>
+    __device__ __forceinline__ float value(float x, const Tensors& tensors) const {
+      return Chain::value(scales ? fmaf(x, scale, bias) : x + bias, values.value[0], tensors, 0);
+    }
+  };
+  // The norm and the chain after it.
+  struct NormedRow {
+    NormedChannel<Tail> own;
+
+    __device__ __forceinline__ NormedRow(const GemmMmaBlock<C, Tail, Numbers>& block, const Item& item, int,
+                                         int channel) {
+      own.load(block.p, item.n, channel);
+    }
+    template <class Tensors>
+    __device__ __forceinline__ float value(float x, const Tensors& tensors) const {
+      return own.value(x, tensors, 0);
+    }
+  };
+
+  // Scale, bias and chain in place. `inside`: a bit for each column with an output.
+  __device__ __forceinline__ void activate(const Item& item, uint32 inside, GemmMmaSums<Numbers>& d) const {
+    transform<ActivatedRow, Chain, Numbers::chain_reads_tensors>(item, inside, d);
   }
+  // Norm and second chain in place.
+  __device__ __forceinline__ void norm(const Item& item, uint32 inside, GemmMmaSums<Numbers>& d) const {
+    transform<NormedRow, typename Tail::After, Numbers::second_chain_reads_tensors>(item, inside, d);
+  }
+
+  // Rows that one store takes, where rows are neighbours in memory and vectors of them lie on 16 bytes if the
+  // first one does.
+  template <class Type>
+  static constexpr __device__ int vector_rows() {
+    constexpr int width = 16 / Type::bytes;
+    constexpr bool whole = Geometry::row_classes == 1 && rows % width == 0 &&
+                           Numbers::stride(0) % width == 0 && Numbers::stride(2) % width == 0 &&
+                           Numbers::stride(3) % width == 0 && Numbers::stride(4) % width == 0;
+    return rows_are_neighbours && whole ? width : 1;
+  }
+  static constexpr bool rows_are_neighbours = Numbers::stride(1) == 1 && Numbers::stride(4) != 1;
 
   // Stores the tile's values through shared memory, 16 rows by 32 columns of a warp at a time.
   template <class Type>
   __device__ __forceinline__ void store_values(void* to, const Item& item,
                                                const GemmMmaSums<Numbers>& d) const {
-    constexpr bool rows_are_neighbours = Numbers::stride(1) == 1 && Numbers::stride(4) != 1;
-    float(&stage)[16][GemmMmaShared<C, Tail, Numbers>::value_pitch] = block.s.finish.values[block.warp];
+    if constexpr (vector_rows<Type>() > 1) {
+      store_vectors<Type, vector_rows<Type>()>(to, item, d);
+      return;
+    }
+    constexpr int tiles_at_once = 16 / team;
+    float(&stage)[16][Shared::value_pitch] = block.s.finish.values[block.warp];
     const int64 sample = Geometry::sample_offset(item.n);
 #pragma unroll
     for (int i = 0; i < Numbers::row_tiles; ++i) {
       const int first = item.channel_tile * Numbers::tile_rows + block.first_row + i * 16;
 #pragma unroll
-      for (int half = 0; half < Numbers::column_tiles / 4; ++half) {
+      for (int half = 0; half < Numbers::column_tiles / tiles_at_once; ++half) {
         __syncwarp();
 #pragma unroll
         for (int h = 0; h < halves; ++h) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            *reinterpret_cast<float2*>(&stage[block.lane / 4 + 8 * h][8 * j + 2 * (block.lane % 4)]) =
-                float2{d[i][half * 4 + j][2 * h], d[i][half * 4 + j][2 * h + 1]};
+          for (int j = 0; j < tiles_at_once; ++j) {
+            const float(&pair)[4] = d[i][half * tiles_at_once + j];
+            *reinterpret_cast<float2*>(
+                &stage[block.lane / team + 32 / team * h][2 * team * j + 2 * (block.lane % team)]) =
+                float2{pair[2 * h], pair[2 * h + 1]};
           }
         }
         __syncwarp();
@@ -101,33 +136,73 @@ struct GemmMmaEpilogue {
     }
   }
 
-  // Leaves the moments of the tile's rows in shared memory; a barrier must follow.
-  __device__ __forceinline__ void row_moments(uint32 inside, const GemmMmaSums<Numbers>& d) const {
-    const int count = __popc(inside);
-    const float own_count = static_cast<float>(count);
-    const float quad_count = lanes_sum<4>(own_count);
+  // Moments are of runs of rows that lie in one slab: `run_halves` halves of 16 rows of a warp, or the rows
+  // of a half, or each row, where the mean of each is asked for too.
+  static constexpr bool means_of_rows = Tail::mean_follows_norm;
+  static constexpr int common_rows = means_of_rows ? 1 : common_divisor(group_rows, Numbers::tile_rows);
+  static constexpr int run_halves =
+      common_rows % 16 == 0 ? 2 * common_divisor(common_rows / 16, Numbers::row_tiles) : 1;
+  static constexpr int run_lanes = common_rows % 8 == 0 ? 32 : team;  // that have values of a run
+  static constexpr int run_rows = run_lanes == 32 ? 8 * run_halves : 1;
+
+  // Leaves the moments of the tile's runs of rows in shared memory; a barrier must follow. Values that are no
+  // outputs are lost.
+  __device__ __forceinline__ void row_moments(uint32 inside, GemmMmaSums<Numbers>& d) const {
+    constexpr int columns = 2 * Numbers::column_tiles;
+    constexpr int run = run_halves;
+    static_assert(run % halves == 0 || run == 1);
+    const bool whole = __all_sync(0xffffffffu, inside == (columns == 32 ? ~0u : (1u << columns) - 1));
+    const float own_count = static_cast<float>(run * __popc(inside));
+    const float run_count = lanes_sum<run_lanes>(own_count);
+#pragma unroll
+    for (int first = 0; first < Numbers::row_tiles * halves; first += run) {
+      const auto at = [&](int half, int j) -> float& {
+        return d[half / halves][j / 2][2 * (half % halves) + j % 2];
+      };
+      // Distances from one of the values: they are 0 where all are equal.
+      PivotSums<2> sums;
+      sums.pivot = at(first, 0);
+      if (!whole) {
+        sums.pivot = 0.0f;
+#pragma unroll
+        for (int j = columns - 1; j >= 0; --j)
+          sums.pivot = (inside >> j & 1u) != 0 ? at(first, j) : sums.pivot;
+#pragma unroll
+        for (int half = first; half < first + run; ++half) {
+#pragma unroll
+          for (int j = 0; j < columns; ++j) at(half, j) = (inside >> j & 1u) != 0 ? at(half, j) : sums.pivot;
+        }
+      }
+#pragma unroll
+      for (int half = first; half < first + run; ++half) {
+#pragma unroll
+        for (int j = 0; j < columns; ++j) sums.add(at(half, j), j);
+      }
+      Moments own{own_count, 0.0f, 0.0f};
+      float moved;
+      sums.finish(own_count, moved, own.m2);
+      own.mean = sums.pivot + moved;
+      float mean, all_m2;
+      team_moments<run_lanes, Numbers::threads>(own, run_count, nullptr, mean, all_m2);
+      if (block.lane % run_lanes == 0)
+        block.s.finish.rows[block.warp % Numbers::warps_n][block.row(first / halves, first % halves)] =
+            float4{run_count, mean, all_m2, 0.0f};
+    }
+  }
+
+  // Leaves the sums of the tile's rows in shared memory, as `store_sums` reads them; a barrier must follow.
+  __device__ __forceinline__ void row_sums(uint32 inside, const GemmMmaSums<Numbers>& d) const {
 #pragma unroll
     for (int i = 0; i < Numbers::row_tiles; ++i) {
 #pragma unroll
       for (int h = 0; h < halves; ++h) {
-        // Distances from one of the values: they are 0 where all are equal.
-        PivotSums<2> sums;
-#pragma unroll
-        for (int j = 2 * Numbers::column_tiles - 1; j >= 0; --j)
-          sums.pivot = (inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] : sums.pivot;
+        float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < 2 * Numbers::column_tiles; ++j)
-          sums.add_distance(
-              (inside >> j & 1u) != 0 ? distance_from(d[i][j / 2][2 * h + j % 2], sums.pivot) : 0.0f, j);
-        Moments own{own_count, 0.0f, 0.0f};
-        float moved;
-        sums.finish(own_count, moved, own.m2);
-        own.mean = sums.pivot + moved;
-        float mean, all_m2;
-        team_moments<4, Numbers::threads>(own, quad_count, nullptr, mean, all_m2);
-        if (block.lane % 4 == 0)
-          block.s.finish.rows[block.warp % Numbers::warps_n][block.row(i, h)] =
-              float4{quad_count, mean, all_m2, 0.0f};
+          sum += (inside >> j & 1u) != 0 ? d[i][j / 2][2 * h + j % 2] : 0.0f;
+        sum = lanes_sum<team>(sum);
+        if (block.lane % team == 0)
+          block.s.finish.rows[block.warp % Numbers::warps_n][block.row(i, h)] = float4{1.0f, sum, 0.0f, 0.0f};
       }
     }
   }
@@ -151,8 +226,8 @@ struct GemmMmaEpilogue {
       first = first < 0 ? 0 : first;
       last = last < Numbers::tile_rows ? last : Numbers::tile_rows;
       Moments own;
-      for (int i = block.lane; i < (last - first) * Numbers::warps_n; i += 32)
-        merge(own, block.s.finish.rows[i % Numbers::warps_n][first + i / Numbers::warps_n]);
+      for (int i = block.lane; i < (last - first) / run_rows * Numbers::warps_n; i += 32)
+        merge(own, block.s.finish.rows[i % Numbers::warps_n][first + i / Numbers::warps_n * run_rows]);
       const float elements = lanes_sum<32>(own.count);
       float mean, m2;
       team_moments<32, Numbers::threads>(own, elements, nullptr, mean, m2);
@@ -189,6 +264,17 @@ struct GemmMmaEpilogue {
     for (int offset = mean_lanes / 2; offset > 0; offset /= 2)
       total += __shfl_xor_sync(0xffffffffu, total, offset);
     return static_cast<float>(total / static_cast<double>(Tail::spatial));
+  }
+
+  // By the last block of a channel tile of a sample: the means of its rows.
+  __device__ __forceinline__ void store_means(const Item& item) const {
+    const int begin = item.channel_tile * Numbers::tile_rows;
+    for (int r = block.thread / mean_lanes; r < Numbers::tile_rows && begin + r < rows;
+         r += Numbers::threads / mean_lanes) {
+      const int64 row = item.n * Tail::channels + begin + r;
+      const float mean = row_mean(row);
+      if (block.lane % mean_lanes == 0) store_one<typename Tail::Output>(block.p.output, row, mean);
+    }
   }
 
   // Threads that merge a slab: a warp, or the block where slabs are few and have many parts.
@@ -244,6 +330,77 @@ struct GemmMmaEpilogue {
         const float scale = weight * norm_factor<Tail>(per_deviation, mean, m2);
         const float value = fmaf(row_mean(row) - mean, scale, Tail::bias(block.p, of_norm));
         if (block.lane % lanes == 0) store_one<typename Tail::Output>(block.p.output, row, value);
+      }
+    }
+  }
+
+ private:
+  // The same where a lane has a vector of a column's rows, and eight neighbouring lanes have columns whose
+  // vectors lie in different banks.
+  template <class Type, int width>
+  __device__ __forceinline__ void store_vectors(void* to, const Item& item,
+                                                const GemmMmaSums<Numbers>& d) const {
+    constexpr int pitch = 20;  // of a column: 16 rows, padded
+    constexpr int tiles_at_once = 16 / team;
+    static_assert(32 * pitch <= 16 * Shared::value_pitch);
+    constexpr int vectors = rows <= width ? 1 : rows <= 2 * width ? 2 : 16 / width;  // of a column
+    constexpr int columns = 32 / vectors;  // that are stored at once
+    float(&stage)[32][pitch] = *reinterpret_cast<float(*)[32][pitch]>(block.s.finish.values[block.warp]);
+    const bool aligned = reinterpret_cast<uint64>(to) % 16 == 0;
+    const int64 sample = Geometry::sample_offset(item.n);
+    const int own = block.lane / columns * width;  // the lane's first row of 16
+#pragma unroll
+    for (int i = 0; i < Numbers::row_tiles; ++i) {
+      const int row = item.channel_tile * Numbers::tile_rows + block.first_row + i * 16 + own;
+#pragma unroll
+      for (int half = 0; half < Numbers::column_tiles / tiles_at_once; ++half) {
+        __syncwarp();
+#pragma unroll
+        for (int h = 0; h < halves; ++h) {
+#pragma unroll
+          for (int j = 0; j < 2 * tiles_at_once; ++j)
+            stage[block.column(j) - block.first_column][block.row(0, h) - block.first_row] =
+                d[i][half * tiles_at_once + j / 2][2 * h + j % 2];
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < vectors; ++j) {
+          const int in_stage = columns * j + block.lane % columns;
+          const int offset = block.s.targets[block.first_column + half * 32 + in_stage];
+          float value[width];
+#pragma unroll
+          for (int k = 0; k < width; k += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(&stage[in_stage][own + k]);
+            value[k] = four.x, value[k + 1] = four.y, value[k + 2] = four.z, value[k + 3] = four.w;
+          }
+          Packed<Type, width> packed;
+          packed.pack(value);
+          if (offset >= 0 && row < rows) packed.store(to, sample + row + offset, aligned);
+        }
+      }
+    }
+  }
+
+  // `Row(...).value` of each value, with what `Stages` read of tensors.
+  template <class Row, class Stages, bool reads_tensors>
+  __device__ __forceinline__ void transform(const Item& item, uint32 inside, GemmMmaSums<Numbers>& d) const {
+#pragma unroll
+    for (int i = 0; i < Numbers::row_tiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < halves; ++h) {
+        const int own = item.channel_tile * Numbers::tile_rows + block.row(i, h);
+        const int existing = own < rows ? own : 0;
+        const Row row(block, item, existing, existing / Geometry::row_classes);
+        const int64 begin = Geometry::sample_offset(item.n) + Geometry::row_offset(existing);
+#pragma unroll
+        for (int j = 0; j < 2 * Numbers::column_tiles; ++j) {
+          float& value = d[i][j / 2][2 * h + j % 2];
+          typename Stages::template Tensors<1> tensors;
+          if constexpr (reads_tensors) {
+            if (inside >> j & 1u) tensors.load(block.p, begin + block.s.targets[block.column(j)]);
+          }
+          value = row.value(value, tensors);
+        }
       }
     }
   }

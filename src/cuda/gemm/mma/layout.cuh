@@ -9,6 +9,20 @@ namespace onepass {
 // The largest magnitude that splits in two parts of tf32.
 constexpr float most_split = 0x1.ffep127f;
 
+// A convolution whose vectors hold the channels of `span` neighbouring taps along x, as the mainloop sees it:
+// `span` times the channels, and as many fewer taps so much further apart. Channel `tap * all + c` of it is
+// channel c of `all`, met by a neighbouring tap.
+template <class Convolution, int span>
+struct SpannedConvolution : Convolution {
+  using Whole = Convolution;
+  using C = Convolution;
+  static constexpr int64 in_channels = C::in_channels * span;
+  static constexpr __device__ int64 delta(int d) { return d == 2 ? C::delta(d) * span : C::delta(d); }
+  static constexpr __device__ int64 count(int d, int r) {
+    return d == 2 ? (C::count(d, r) + span - 1) / span : C::count(d, r);
+  }
+};
+
 template <class C, class Numbers>
 struct GemmMmaGeometry {
   // Classes of a transposed convolution that read the same x are rows of one product, row
@@ -53,6 +67,8 @@ struct GemmMmaGeometry {
   static __device__ __forceinline__ int low(const ThinClass<C>& own, int d) {
     return own.base[d] - (C::delta(d) < 0 ? (own.count[d] - 1) * spread(d) : 0);
   }
+  // From an entry of the window to the next: a vector of channels, or an element of each channel's plane.
+  static constexpr int place_bytes = Numbers::copied_run > 0 ? 2 : 16;
   static constexpr int window = Numbers::entries(0) * Numbers::entries(1) * Numbers::entries(2);
 
   // A joint is a tap, or two taps that fill products together: all vectors of the first, then those of the
@@ -71,6 +87,18 @@ struct GemmMmaGeometry {
   }
 };
 
+// How a block's threads have the outputs of a tile: as its sums, or where taps are rows of the product
+// (gemm/mma/row_taps.cuh), in fragments of their own.
+template <class Numbers>
+struct GemmMmaAddedOutputs : Numbers {
+  static constexpr int row_tiles = Numbers::output_row_tiles;
+  static constexpr int column_tiles = Numbers::output_column_tiles;
+  static constexpr int tile_positions = Numbers::output_positions;
+  static constexpr int team = Numbers::output_team;
+};
+template <class Numbers>
+using GemmMmaOutputs = conditional<(Numbers::row_taps > 1), GemmMmaAddedOutputs<Numbers>, Numbers>;
+
 template <class C, class Tail, class Numbers>
 struct alignas(16) GemmMmaShared {
   static constexpr int warps = Numbers::threads / 32;
@@ -86,12 +114,22 @@ struct alignas(16) GemmMmaShared {
     float4 rows[Numbers::warps_n][Numbers::tile_rows];  // moments
     float values[warps][16][value_pitch];               // staged outputs
   };
+  // Between the two, where taps are rows. Pairs of four rows lie in different banks.
+  static constexpr bool adds = Numbers::row_taps > 1;
+  struct Added {
+    float products[adds ? C::channels * Numbers::row_taps : 1][adds ? Numbers::tile_positions + 8 : 1];
+    float outputs[adds ? C::channels : 1][adds ? Numbers::output_positions + 8 : 1];
+  };
   union {
     Rings rings;
+    Added added;
     Finish finish;
   };
-  int sources[Numbers::window_pitch];    // offsets of the window's entries in a channel of x, -1: outside
-  int targets[Numbers::tile_positions];  // offsets of the tile's positions in a channel, -1: outside
+  // Offsets of the window's entries in a channel of x, -1: outside. Where an entry has several taps of x they
+  // are those of its row, and `columns` is where its first tap lies.
+  int sources[Numbers::window_pitch];
+  int columns[Numbers::span > 1 ? Numbers::window_pitch : 1];
+  int targets[Numbers::output_positions];  // offsets of the tile's outputs in a channel, -1: outside
   int tap_shifts[Numbers::most_joints * Numbers::joint_taps];  // in bytes
 };
 
@@ -120,22 +158,27 @@ struct GemmMmaItem {
 template <class Numbers>
 using GemmMmaSums = float[Numbers::row_tiles][Numbers::column_tiles][4];
 
-// A thread of a block.
+// A thread of a block, with sums of a product or with outputs of a tile.
 template <class C, class Tail, class Numbers>
 struct GemmMmaBlock {
   const GemmMmaParameters<Tail::parameters>& p;
-  GemmMmaShared<C, Tail, Numbers>& s;
+  GemmMmaShared<C, Tail, typename Numbers::OfKernel>& s;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   // The warp's first row and column in the tile.
   const int first_row = warp / Numbers::warps_n * (16 * Numbers::row_tiles);
-  const int first_column = warp % Numbers::warps_n * (8 * Numbers::column_tiles);
+  static constexpr int team = Numbers::team;
+  const int first_column = warp % Numbers::warps_n * (2 * team * Numbers::column_tiles);
 
-  // A thread has rows lane / 4 + 8 h of each 16, and two of each eight columns.
-  __device__ __forceinline__ int row(int i, int h) const { return first_row + i * 16 + lane / 4 + 8 * h; }
+  // A thread of a product has rows lane / 4 + 8 h of each 16, and two of each eight columns. In general a
+  // team of lanes shares a row, and each has two neighbours of its columns.
+  static constexpr int half_rows = 32 / team;
+  __device__ __forceinline__ int row(int i, int h) const {
+    return first_row + i * 16 + lane / team + half_rows * h;
+  }
   __device__ __forceinline__ int column(int j) const {
-    return first_column + j / 2 * 8 + 2 * (lane % 4) + j % 2;
+    return first_column + j / 2 * (2 * team) + 2 * (lane % team) + j % 2;
   }
 };
 

@@ -87,7 +87,11 @@ struct GemmMmaMainloop {
       for (int part = 0; part < Numbers::parts; ++part) {
 #pragma unroll
         for (int j = 0; j < Numbers::column_tiles / 2; ++j) {
-          mma::load_matrices(b[part][j], own_x + places[j] + part * x_part);
+          if constexpr (Source::by_planes) {
+            mma::load_turned_matrices(b[part][j], own_x + places[j]);
+          } else {
+            mma::load_matrices(b[part][j], own_x + places[j] + part * x_part);
+          }
           if constexpr (Numbers::odd_taps) {
             // What the tap of zeros would meet may be infinite.
 #pragma unroll
@@ -154,27 +158,36 @@ struct GemmMmaMainloop {
     const int groups = (joints + Numbers::group_joints - 1) / Numbers::group_joints;
     const int all = groups * Numbers::chunks;
     constexpr int ahead = Numbers::stages - 1;
+    const bool in_vectors =
+        (Source::takes_runs || Source::copies) && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
+    // Copies of x go with the first group of weights of the chunk before. There are at least `ahead` of them.
+    if constexpr (Source::copies) {
+      if (all > 0) source.copy(item, in_vectors, 0, 0);
+    }
 #pragma unroll
     for (int i = 0; i < ahead; ++i) {
       if (i < all) send_weights(weights, i);
       weights.advance();
       mma::commit();
     }
-    const bool in_vectors = Source::takes_runs && reinterpret_cast<uint64>(block.p.input) % 16 == 0;
     float largest = 0.0f;
     typename Source::Vector x[Numbers::batch_vectors];
+    constexpr int rounds = Source::copies ? 0 : Source::rounds;
 #pragma unroll 1
-    for (int i = 0; i < Source::rounds; ++i) {
+    for (int i = 0; i < rounds; ++i) {
       source.load(item, in_vectors, 0, i, x);
       source.store(in_vectors, 0, x, largest);
     }
     uint32 places[Numbers::column_tiles / 2];
 #pragma unroll
     for (int j = 0; j < Numbers::column_tiles / 2; ++j) {
+      const int vector = (Numbers::joint_taps == 1 && has_second() ? Numbers::window_pitch : 0) * 16;
+      const int first = block.first_column + j * 16 + block.lane / 16 * 8;
+      // A lane has the address of a column's channels, or of a channel's columns.
       places[j] = static_cast<uint32>(
-                      (Numbers::joint_taps == 1 && has_second() ? Numbers::window_pitch : 0) +
-                      first_place(block.first_column + j * 16 + block.lane / 16 * 8 + block.lane % 8)) *
-                  16;
+          vector + (Source::by_planes ? (block.lane % 8 * Numbers::window_pitch + first_place(first)) *
+                                            Geometry::place_bytes
+                                      : first_place(first + block.lane % 8) * Geometry::place_bytes));
     }
     const uint32 weights_begin =
         barrier::shared_address(&block.s.rings.weights[0][0][0][0][0]) +
@@ -205,13 +218,16 @@ struct GemmMmaMainloop {
         const int free = stage == 0 ? ahead : stage - 1;
         if (step + ahead < all) send_weights(weights, free);
         weights.advance();
+        if constexpr (Source::copies) {
+          if (group == 0 && more) source.copy(item, in_vectors, chunk + 1, (chunk + 1) % 2);
+        }
         mma::commit();
 #pragma unroll
         for (int t = 0; t < Numbers::group_joints; ++t) {
           const int joint = group * Numbers::group_joints + t;
           // A single batch of loads overlaps with the whole group.
           const int number = group * batches + t;
-          const bool loads = t < batches && more && number < Source::rounds;
+          const bool loads = t < batches && more && number < rounds;
           if (loads) source.load(item, in_vectors, chunk + 1, number, x);
           if (!Numbers::partial_groups || joint < joints) {
             const int* shifts = block.s.tap_shifts + joint * Numbers::joint_taps;
@@ -228,14 +244,13 @@ struct GemmMmaMainloop {
             }
           }
         }
-        if (batches == 1 && more && group < Source::rounds)
-          source.store(in_vectors, (chunk + 1) % 2, x, largest);
+        if (batches == 1 && more && group < rounds) source.store(in_vectors, (chunk + 1) % 2, x, largest);
         ++step;
         stage = stage == ahead ? 0 : stage + 1;
       }
       if (more && taps > 0) {
 #pragma unroll 1
-        for (int i = groups * batches; i < Source::rounds; ++i) {
+        for (int i = groups * batches; i < rounds; ++i) {
           source.load(item, in_vectors, chunk + 1, i, x);
           source.store(in_vectors, (chunk + 1) % 2, x, largest);
         }
@@ -247,10 +262,7 @@ struct GemmMmaMainloop {
       const uint32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
       if (block.lane == 0 && item.channel_tile == 0) atomicMax(block.p.guard + item.n, bits);
     } else if constexpr (splits) {
-      if (!(largest <= most_split)) {
-        block.p.only[item.n] = 1;
-        atomicMax(block.p.only + block.p.batch, static_cast<uint32>(redo_some));
-      }
+      if (!(largest <= most_split)) gemm::mark_sample(block.p, item.n);
     }
     mma::wait<0>();
   }

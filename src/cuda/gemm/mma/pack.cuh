@@ -9,12 +9,14 @@
 
 namespace onepass {
 
-// A thread packs a vector of a row with all its taps, which are neighbours in memory.
+// `C` is the convolution as the mainloop sees it. A thread packs a vector of a row with all its taps, which
+// are neighbours in memory.
 template <class C, class Tail, class Numbers>
 struct GemmMmaPack {
   using Parameters = GemmMmaPackParameters;
   static constexpr int threads = 256;
   using Geometry = GemmMmaGeometry<C, Numbers>;
+  using Whole = typename C::Whole;
   using Weight = typename C::Weight;
   static constexpr int of_vector = 16 / Weight::bytes;
   static constexpr int padded_rows = Numbers::channel_tiles * Numbers::tile_rows;
@@ -24,9 +26,9 @@ struct GemmMmaPack {
 
   // Offset of the taps of an input and an output channel of a group.
   static __device__ __forceinline__ int64 first_of(int group, int o, int c) {
-    return group * group_weights<C> + (C::transposed ? static_cast<int64>(c) * C::channels + o
-                                                     : static_cast<int64>(o) * C::in_channels + c) *
-                                          C::taps;
+    return group * group_weights<Whole> + (C::transposed ? static_cast<int64>(c) * C::channels + o
+                                                         : static_cast<int64>(o) * Whole::in_channels + c) *
+                                              C::taps;
   }
 
   __device__ __forceinline__ void run() const {
@@ -37,8 +39,12 @@ struct GemmMmaPack {
     if (rest >= C::groups * Geometry::classes) return;
     const int group = C::groups == 1 ? 0 : rest / Geometry::classes;
     const int of_tiles = rest - group * Geometry::classes;  // class of the tiles
-    const int channel = row / Geometry::row_classes;
-    const ThinClass<C> own(Numbers::merges_classes ? row - channel * Geometry::row_classes : of_tiles);
+    // A channel has a row for each of its classes, or for each tap along x.
+    constexpr int of_channel = Geometry::row_classes * Numbers::row_taps;
+    const int channel = row / of_channel;
+    const int in_channel = row - channel * of_channel;
+    const ThinClass<C> own(Numbers::merges_classes ? in_channel : of_tiles);
+    const int first_x = own.first[2] + (Numbers::row_taps > 1 ? in_channel * own.count[2] : 0);
     const int taps = own.count[0] * own.count[1] * own.count[2];
     const int joints = Geometry::joints(taps);
     constexpr int of_tap = Numbers::vectors * Numbers::tile_rows;
@@ -59,16 +65,21 @@ struct GemmMmaPack {
     for (int m0 = 0; m0 < own.count[0]; ++m0) {
       for (int m1 = 0; m1 < own.count[1]; ++m1) {
         for (int m2 = 0; m2 < own.count[2]; ++m2, ++t) {
-          const int tap = static_cast<int>(
+          const int of_row = static_cast<int>(
               ((own.first[0] + m0 * C::tap_step(0)) * C::kernel(1) + own.first[1] + m1 * C::tap_step(1)) *
                   C::kernel(2) +
-              own.first[2] + m2 * C::tap_step(2));
+              first_x);
           float value[of_vector];
 #pragma unroll
           for (int k = 0; k < of_vector; ++k) {
-            const int c = vector * of_vector + k;
-            const bool exists = channel < C::channels && c < C::in_channels;
-            value[k] = exists ? load_one<Weight>(p.weights, first_of(group, channel, c) + tap) : 0.0f;
+            const int of_span = vector * of_vector + k;
+            const int c = of_span % static_cast<int>(Whole::in_channels);
+            const int tap = m2 * Numbers::span + of_span / static_cast<int>(Whole::in_channels);
+            const bool exists = channel < C::channels && of_span < C::in_channels &&
+                                tap < static_cast<int>(Whole::count(2, own.r[2]));
+            value[k] = exists ? load_one<Weight>(p.weights,
+                                                 first_of(group, channel, c) + of_row + tap * C::tap_step(2))
+                              : 0.0f;
             finite &= fabsf(value[k]) <= most_split;
           }
           uint4* place =

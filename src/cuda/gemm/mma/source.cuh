@@ -1,4 +1,5 @@
-// The source of the row "gemm_mma": loads x to registers, converts it and stores it to the window.
+// The source of the row "gemm_mma": loads x to registers, converts it and stores it to the window; or copies
+// it as it lies, where operands are of its type.
 #pragma once
 
 #include "gemm/mma/layout.cuh"
@@ -10,6 +11,7 @@ struct GemmMmaSource {
   const GemmMmaBlock<C, Tail, Numbers> block;
 
   using Input = typename Tail::Input;
+  using Word = ElementBits<Input>;
   using Item = GemmMmaItem<C, Numbers>;
   static constexpr bool splits = Numbers::parts == 2;
   static constexpr int window = GemmMmaGeometry<C, Numbers>::window;
@@ -19,8 +21,9 @@ struct GemmMmaSource {
     uint32 word[Numbers::of_vector];
     int to;  // its index in the window; -1: none
   };
+  static constexpr bool spans = Numbers::span > 1;
   static constexpr bool vectors_fit =
-      C::input_stride(1) == 1 && C::in_channels % Numbers::of_vector == 0 &&
+      !spans && C::input_stride(1) == 1 && C::in_channels % Numbers::of_vector == 0 &&
       C::input_stride(0) % Numbers::of_vector == 0 && C::input_stride(2) % Numbers::of_vector == 0 &&
       C::input_stride(3) % Numbers::of_vector == 0 && C::input_stride(4) % Numbers::of_vector == 0;
   static constexpr bool interleaved = C::input_stride(1) == 1;
@@ -30,7 +33,7 @@ struct GemmMmaSource {
            C::input_stride(2) % elements == 0 && C::input_stride(3) % elements == 0 &&
            C::input_stride(4) % elements == 0;
   }
-  static constexpr int run = !interleaved                      ? 1
+  static constexpr int run = spans || !interleaved             ? 1
                              : Input::bytes == 2 && runs_of(8) ? 8
                              : runs_of(4)                      ? 4
                              : runs_of(2)                      ? 2
@@ -67,14 +70,78 @@ struct GemmMmaSource {
     }
   }
 
+  // The channels of neighbouring taps along x, the first of them at `column`. `row`: the row's offset.
+  static __device__ __forceinline__ void load_span(const unsigned char* from, int row, int column,
+                                                   uint32* word) {
+    using Whole = typename C::Whole;
+    constexpr auto channels = static_cast<int>(Whole::in_channels);
+    const auto* const first = reinterpret_cast<const Word*>(from);
+#pragma unroll
+    for (int j = 0; j < channels * Numbers::span; ++j) {
+      const int at = column + j / channels * static_cast<int>(Whole::delta(2));
+      if (static_cast<unsigned>(at) >= static_cast<unsigned>(C::input_size(2))) continue;
+      const int64 index = row + at * C::input_stride(4) + j % channels * C::input_stride(1);
+      word[j] = first[index];
+    }
+  }
+
+  // --- By asynchronous copies ---
+  // Whole vectors of channels; or runs of neighbours of a channel, where no tap moves along x: then the
+  // window has the channels of a vector one after another, and matrices are turned as they are read.
+  static constexpr bool by_planes = Numbers::copied_run > 0;
+  static constexpr bool copies = Numbers::copies_vectors || by_planes;
+
+  // Copies the window of a chunk. `aligned`: x begins at a multiple of 16 bytes.
+  __device__ __forceinline__ void copy(const Item& item, bool aligned, int chunk, int stage) const {
+    constexpr int elements = by_planes ? Numbers::copied_run : Numbers::of_vector;  // of a copy
+    constexpr int channels = Numbers::vectors * Numbers::of_vector;
+    constexpr int runs = window / (by_planes ? elements : 1);
+    const auto* from = static_cast<const Word*>(block.p.input) + input_origin<C>(item.n) +
+                       static_cast<int64>(chunk * channels) * C::input_stride(1);
+    Word* const to = reinterpret_cast<Word*>(&block.s.rings.x[stage][0][0][0]);
+#pragma unroll 2
+    for (int i = block.thread; i < Numbers::vectors * runs; i += Numbers::threads) {
+      // Neighbouring threads copy neighbours in memory. A thread has all channels of a vector.
+      const int vector = by_planes ? i / runs : i % Numbers::vectors;
+      const int place = by_planes ? (i - vector * runs) * elements : i / Numbers::vectors;
+      const int offset = block.s.sources[place];
+      const int channel = chunk * channels + vector * Numbers::of_vector;
+      const Word* const own =
+          from + (offset < 0 ? 0 : vector * Numbers::of_vector * C::input_stride(1) + offset);
+      // A vector takes as many bytes of the window with its channels as planes.
+      Word* const begin = to + vector * Numbers::window_pitch * Numbers::of_vector;
+      if constexpr (by_planes) {
+#pragma unroll
+        for (int k = 0; k < Numbers::of_vector; ++k) {
+          const bool exists = offset >= 0 && (C::in_channels % channels == 0 || channel + k < C::in_channels);
+          copy_run<elements>(begin + k * Numbers::window_pitch + place,
+                             exists ? own + k * C::input_stride(1) : own, aligned, exists);
+        }
+      } else {
+        const bool exists = offset >= 0 && channel < C::in_channels;
+        copy_run<elements>(begin + place * Numbers::of_vector, exists ? own : from, aligned, exists);
+      }
+    }
+  }
+
+  // Zeros where nothing exists.
+  template <int Elements>
+  static __device__ __forceinline__ void copy_run(Word* to, const Word* from, bool aligned, bool exists) {
+    if (aligned) {
+      mma::copy_or_clear<Elements * Input::bytes>(barrier::shared_address(to), from, exists);
+    } else {
+#pragma unroll
+      for (int k = 0; k < Elements; ++k) to[k] = exists ? from[k] : Word{0};
+    }
+  }
+
   __device__ __forceinline__ void load(const Item& item, bool in_vectors, int chunk, int number,
                                        Vector (&x)[Numbers::batch_vectors]) const {
-    using Word = ElementBits<Input>;
     using Offset = conditional<Numbers::small_samples, uint32, int64>;  // in bytes
     constexpr Offset channel_bytes = static_cast<Offset>(C::input_stride(1) * Input::bytes);
     const unsigned char* from =
         static_cast<const unsigned char*>(block.p.input) +
-        (input_origin<C>(item.n) +
+        (input_origin<typename C::Whole>(item.n) +
          static_cast<int64>(chunk * Numbers::vectors * Numbers::of_vector) * C::input_stride(1)) *
             Input::bytes;
 #pragma unroll
@@ -93,6 +160,10 @@ struct GemmMmaSource {
       const int offset = block.s.sources[place];
       const int channel = (chunk * Numbers::vectors + vector) * Numbers::of_vector;
       if (offset < 0) continue;
+      if constexpr (spans) {
+        if (vector == 0) load_span(from, offset, block.s.columns[place], x[k].word);
+        continue;
+      }
       const auto* first = reinterpret_cast<const Word*>(
           from + (static_cast<Offset>(vector * Numbers::of_vector) * channel_bytes +
                   static_cast<Offset>(offset) * static_cast<Offset>(Input::bytes)));
@@ -147,7 +218,7 @@ struct GemmMmaSource {
 #pragma unroll
         for (int j = 0; j < Numbers::of_vector; ++j) {
           value[j] = __uint_as_float(word[j]);
-          if constexpr (Numbers::guards && splits) value[j] *= gemm::split_scale;
+          if constexpr (Numbers::guards) value[j] *= gemm::x_scale<Numbers>;
           if constexpr (Numbers::guards || splits) largest = gemm::largest_of(largest, value[j]);
         }
 #pragma unroll

@@ -30,10 +30,11 @@ struct PackedGemmGeometry {
     return offset(0, t / (k1 * k2), own) * Numbers::plane + offset(1, t / k2 % k1, own) * Numbers::pitch +
            offset(2, t % k2, own);
   }
-  // Groups of taps of a class.
-  static constexpr __device__ int groups(int own) {
-    return count(0, own) * count(1, own) * count(2, own) / Numbers::group_taps;
+  // Taps of a class, and groups of them.
+  static constexpr __device__ int class_taps(int own) {
+    return count(0, own) * count(1, own) * count(2, own);
   }
+  static constexpr __device__ int groups(int own) { return class_taps(own) / Numbers::group_taps; }
   // The least shift of a group of taps. A group is a whole row or plane of the kernel, or all of it.
   static constexpr __device__ int first_shift(int group, int own = 0) {
     const int first = group * Numbers::group_taps;
@@ -48,7 +49,20 @@ struct PackedGemmGeometry {
   static constexpr bool apart = Numbers::classes_apart;
   static constexpr bool by_class = classes > 1 && Numbers::value_stride_c == 1;
   static constexpr int tile_channels = Numbers::tile_channels;
-  static_assert(!apart || Numbers::group_taps == 1);
+  // Tiles of rows of a group.
+  static constexpr int group_tiles = Numbers::padded_channels / tile_channels / static_cast<int>(C::groups);
+  // The class that all rows of a tile belong to; 0 where classes meet the same elements.
+  static __device__ __forceinline__ int class_of_tile(int channel_tile) {
+    if constexpr (!apart) return 0;
+    return channel_tile % group_tiles % classes;
+  }
+  // Classes that are apart have different numbers of taps. A block takes them by turns: where the number of
+  // blocks is a multiple of the number of classes, it would have tiles of one class alone.
+  static __device__ __forceinline__ int in_turn(int channel_tile, int64 tile) {
+    if constexpr (!apart) return channel_tile;
+    const int own = channel_tile % classes;
+    return channel_tile - own + static_cast<int>((own + tile) % classes);
+  }
   // Channel and class of a row of the group.
   static __device__ __forceinline__ int channel_of(int row) {
     if constexpr (apart) return row / (tile_channels * classes) * tile_channels + row % tile_channels;
@@ -67,7 +81,7 @@ struct PackedGemmGeometry {
   }
   // Whether a row's class has so many taps.
   static __device__ __forceinline__ bool has_tap(int row, int t) {
-    return !apart || t < groups(class_of(Rows::in_group(row)));
+    return !apart || t < class_taps(class_of(Rows::in_group(row)));
   }
   // Offset of the weight of an input channel and a tap of the row's class.
   static __device__ __forceinline__ int64 weight_index(int row, int c, int t) {

@@ -1,4 +1,4 @@
-// Packs the operands of the row "gemm_packed" and scales rows of f32 weights.
+// Packs the operands of the row "gemm_packed", scales rows of f32 weights, and judges what was packed.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -20,12 +20,7 @@ struct PackedGemmOperands {
                                       C::input_stride(0) % 8 == 0 && C::input_stride(2) % 8 == 0 &&
                                       C::input_stride(3) % 8 == 0 && C::input_stride(4) % 8 == 0;
 
-  struct Team {
-    static constexpr int threads = 256;
-    int thread;
-    __device__ __forceinline__ void sync() const { __syncthreads(); }
-    __device__ __forceinline__ int any(bool one) const { return __syncthreads_or(one); }
-  };
+  using Team = gemm::PackTeam;
   static_assert(Pieces::template bytes_of<Team>() <= Numbers::piece_bytes);
 
   const PackedGemmParameters<Tail::parameters>& p;
@@ -40,8 +35,7 @@ struct PackedGemmOperands {
       for (int64 i = threadIdx.x; i < 4 * p.batch + 4; i += threads) p.control[i] = 0;
     }
     if (item < Pieces::items) {
-      Pieces::run(p, item / Pieces::chunks, item % Pieces::chunks, shared,
-                  Team{static_cast<int>(threadIdx.x)});
+      Pieces::run(p, item, shared, Team{static_cast<int>(threadIdx.x)});
     } else if (vectors_fit && reinterpret_cast<uint64>(p.input) % 16 == 0) {
       pack_input<vectors_fit>(item - Pieces::items);
     } else {
@@ -110,14 +104,13 @@ struct PackedGemmOperands {
 
 // Scales of rows. Packs rows of f32 weights again whose largest element does not suit weight_scale. A block
 // has 32 rows; most blocks find nothing to do.
-template <class C, class Tail, class Numbers>
+template <class C, class Numbers, class Pieces, class Parameters>
 struct PackedGemmScales {
-  using Pieces = PackedGemmWeightPieces<C, Numbers>;
   using Geometry = typename Pieces::Geometry;
   static constexpr int threads = 256;
   static constexpr int rows = Pieces::rows;
 
-  const PackedGemmParameters<Tail::parameters>& p;
+  const Parameters& p;
 
   __device__ __forceinline__ void run() const {
     __shared__ uint32 again;
@@ -173,6 +166,32 @@ struct PackedGemmScales {
     block_sum<threads>(sum, scratch);
     if (threadIdx.x < 32) leave_sum(sum[0]);
     if (threadIdx.x == 0) p.scales[o] = 1.0f / scale / gemm::input_scale;
+  }
+};
+
+// Marks samples whose values overflow f16 (f32 operands). A block for each sample; it also clears the control
+// words of the redo kernel.
+template <class Tail, class Numbers, class Parameters>
+struct PackedGemmJudge {
+  const Parameters& p;
+
+  __device__ __forceinline__ void run() const {
+    const int64 n = blockIdx.x;
+    if (n == 0 && threadIdx.x == 0) gemm::mark_by_weights<Numbers>(p);
+    if (threadIdx.x < (n == 0 ? 8 : 4))
+      p.control[threadIdx.x < 4 ? n * 4 + threadIdx.x : p.batch * 4 + threadIdx.x - 4] = 0;
+    if constexpr (Tail::has_norm) {
+      constexpr int slabs = Tail::channels / Tail::group_channels;
+      float largest = 0.0f;
+#pragma unroll 4
+      for (int c = threadIdx.x; c < Tail::channels; c += blockDim.x) {
+        const float deviation = __ldcg(p.statistics + 2 * (n * slabs + c / Tail::group_channels) + 1);
+        largest = gemm::largest_of(largest, Tail::weight(p, Tail::channel(n, c)) * deviation);
+      }
+      gemm::judge<Tail, Numbers>(p, n, largest / gemm::input_scale);
+    } else {
+      if (threadIdx.x == 0) gemm::judge<Tail, Numbers>(p, n, 1.0f);
+    }
   }
 };
 

@@ -23,7 +23,6 @@ struct PackedGemm {
   static constexpr int window_bytes = Numbers::window * 16;  // of eight channels
   static constexpr int x_bytes = halves * window_bytes;
   static constexpr int weight_bytes = Numbers::group_taps * halves * tile_channels * 16;
-  static constexpr int group_tiles = channel_tiles / static_cast<int>(C::groups);  // of channels
   static constexpr int sums = columns / 2;
   static constexpr int value_pitch = 40;
   struct Shared {
@@ -47,30 +46,17 @@ struct PackedGemm {
     for (int64 i = blockIdx.x + static_cast<int64>(first) * gridDim.x; i < count;
          i += static_cast<int64>(step) * gridDim.x) {
       const int64 tile = i / channel_tiles;
-      body(tile * tile_positions, in_turn(static_cast<int>(i - tile * channel_tiles), tile));
+      body(tile * tile_positions, Geometry::in_turn(static_cast<int>(i - tile * channel_tiles), tile));
     }
-  }
-
-  // Classes that are apart have different numbers of taps. A block takes them by turns: where the number of
-  // blocks is a multiple of the number of classes, it would have tiles of one class alone.
-  static __device__ __forceinline__ int in_turn(int channel_tile, int64 tile) {
-    if constexpr (!Geometry::apart) return channel_tile;
-    const int own = channel_tile % Geometry::classes;
-    return channel_tile - own + static_cast<int>((own + tile) % Geometry::classes);
-  }
-  // The class that all rows of a tile belong to; 0 where classes meet the same elements.
-  static __device__ __forceinline__ int class_of_tile(int channel_tile) {
-    if constexpr (!Geometry::apart) return 0;
-    return channel_tile % group_tiles % Geometry::classes;
   }
 
   // By one thread: the copies of all tiles.
   __device__ __forceinline__ void send() const {
     Ring<stages> ring;
     for_each_tile(0, 1, [&](int64 position, int channel_tile) {
-      const int own = class_of_tile(channel_tile);
+      const int own = Geometry::class_of_tile(channel_tile);
       int64 step = static_cast<int64>(channel_tile) * Numbers::steps;
-      const int first_eight = channel_tile / group_tiles * (Numbers::input_channels / 8);
+      const int first_eight = channel_tile / Geometry::group_tiles * (Numbers::input_channels / 8);
 #pragma unroll 1
       for (int group = 0; group < Geometry::groups(own); ++group) {
         const auto* from = static_cast<const uint4*>(p.packed_input) + Numbers::margin + position +
@@ -130,7 +116,7 @@ struct PackedGemm {
         static_cast<int>((p.tiles * channel_tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) - warpgroup;
     bool is_first = warpgroup == 0;
     for_each_tile(turns ? warpgroup : 0, turns ? 2 : 1, [&](int64 position, int channel_tile) {
-      const int own_class = class_of_tile(channel_tile);
+      const int own_class = Geometry::class_of_tile(channel_tile);
       if constexpr (turns) {
         for (int i = thread % 128; i < columns; i += 128)
           s.offsets[warpgroup * columns + i] = offset(position + i, 0);

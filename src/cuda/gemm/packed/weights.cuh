@@ -15,6 +15,14 @@ constexpr float weight_scale = 4096.0f;
 constexpr float most_weight = 15.9f;
 constexpr float least_weight = 0x1p-12f;
 
+// A block that packs.
+struct PackTeam {
+  static constexpr int threads = 256;
+  int thread;
+  __device__ __forceinline__ void sync() const { __syncthreads(); }
+  __device__ __forceinline__ int any(bool one) const { return __syncthreads_or(one); }
+};
+
 }  // namespace gemm
 
 // Where eight input channels of a tap lie in the packed weights of the row "gemm_packed", in units of 16
@@ -30,14 +38,16 @@ struct PackedGemmPlaces {
   }
 };
 
-// A piece is 32 rows by a chunk of 16 input channels.
+// A piece is 32 rows by a chunk of 16 input channels by some of the taps.
 template <class C, class Numbers, class Places = PackedGemmPlaces<Numbers>>
 struct PackedGemmWeightPieces {
   using Geometry = PackedGemmGeometry<C, Numbers>;
   static constexpr int rows = 32;
   static constexpr int taps = Numbers::taps;
   static constexpr int terms = C::in_channels * taps;
-  static constexpr int chunk_terms = 16 * taps;
+  static constexpr int part_taps = Numbers::part_taps;
+  static constexpr int parts = (taps + part_taps - 1) / part_taps;
+  static constexpr int chunk_terms = 16 * part_taps;
   static constexpr int chunks = Numbers::input_channels / 16;
   using Weight = typename C::Weight;
   using Operand = typename Numbers::Operand;
@@ -47,15 +57,20 @@ struct PackedGemmWeightPieces {
   static constexpr int pitch = pitch_words * 4 / Weight::bytes;
   static constexpr int shared_bytes = rows * pitch_words * 4;
   static constexpr int blocks = (Numbers::padded_channels + rows - 1) / rows;
-  static constexpr int items = blocks * chunks;
+  static constexpr int items = blocks * chunks * parts;
 
   // By a team of threads with shared memory of its own.
   template <class Parameters, class Team>
-  static __device__ __forceinline__ void run(const Parameters& p, int block, int chunk, unsigned char* shared,
+  static __device__ __forceinline__ void run(const Parameters& p, int item, unsigned char* shared,
                                              const Team& team) {
-    load(p, block * rows, chunk * 16, reinterpret_cast<Word*>(shared), team);
+    const int of_block = item / parts;
+    const int first_tap = (item - of_block * parts) * part_taps;
+    const int first_row = of_block / chunks * rows;
+    const int chunk = of_block % chunks;
+    load(p, first_row, chunk * 16, first_tap, reinterpret_cast<Word*>(shared), team);
     team.sync();
-    store(p, block * rows, chunk, shared, team);
+    const bool are_finite = store(p, first_row, chunk, first_tap, shared, team);
+    if (!Numbers::guards && team.thread == 0) p.piece_marks[item] = are_finite ? redo_none : redo_all;
     team.sync();
   }
   template <class Team>
@@ -66,28 +81,31 @@ struct PackedGemmWeightPieces {
  private:
   template <class Parameters, class Team>
   static __device__ __forceinline__ void load(const Parameters& p, int first_padded, int first_channel,
-                                              Word* shared, const Team& team) {
+                                              int first_tap, Word* shared, const Team& team) {
     constexpr int threads = Team::threads;
     // All rows belong to one group.
     const int first_row = Geometry::Rows::in_group(first_padded);
     const auto* from =
         static_cast<const Word*>(p.parameter[0]) + Geometry::Rows::group(first_padded) * group_weights<C>;
     const int left = C::in_channels - first_channel;
-    const int count = (left < 16 ? left : 16) * taps;  // of a row
+    const int count = (left < 16 ? left : 16) * part_taps;  // of a row
     constexpr int vector = 16 / Weight::bytes;
     if constexpr (C::transposed) {
-      constexpr int run = rows * taps;  // of an input channel
+      constexpr int run = rows * part_taps;  // of an input channel
 #pragma unroll 4
       for (int i = team.thread; i < 16 * run; i += threads) {
         const int c = i / run;
-        const int row = (i - c * run) / taps;
-        const int tap = i % taps;
+        const int row = (i - c * run) / part_taps;
+        const int own = i % part_taps;
+        const int tap = first_tap + own;
         const int padded = first_padded + row;
-        const bool exists = c < left && Geometry::exists(padded) && Geometry::has_tap(padded, tap);
-        shared[row * pitch + c * taps + tap] =
+        const bool exists =
+            c < left && tap < taps && Geometry::exists(padded) && Geometry::has_tap(padded, tap);
+        shared[row * pitch + c * part_taps + own] =
             exists ? from[Geometry::weight_in_group(first_row + row, first_channel + c, tap)] : Word{0};
       }
-    } else if (terms % vector == 0 && count == chunk_terms && reinterpret_cast<uint64>(from) % 16 == 0) {
+    } else if (parts == 1 && terms % vector == 0 && count == chunk_terms &&
+               reinterpret_cast<uint64>(from) % 16 == 0) {
       constexpr int vectors = chunk_terms / vector;  // of a row
       constexpr int at_once = 8;
       auto* const words = reinterpret_cast<uint32*>(shared);
@@ -117,36 +135,41 @@ struct PackedGemmWeightPieces {
       for (int i = team.thread; i < rows * chunk_terms; i += threads) {
         const int row = i / chunk_terms;
         const int at = i - row * chunk_terms;
-        const bool exists = at < count && first_row + row < Geometry::rows;
+        const int c = at / part_taps;
+        const int tap = first_tap + at - c * part_taps;
+        const bool exists = at < count && tap < taps && first_row + row < Geometry::rows;
         shared[row * pitch + at] =
-            exists ? from[static_cast<int64>(first_row + row) * terms + first_channel * taps + at] : Word{0};
+            exists ? from[static_cast<int64>(first_row + row) * terms + (first_channel + c) * taps + tap]
+                   : Word{0};
       }
     }
   }
 
+  // Whether all weights are finite, of 16-bit ones: the others' magnitudes tell.
   template <class Parameters, class Team>
-  static __device__ __forceinline__ void store(const Parameters& p, int first_row, int chunk,
+  static __device__ __forceinline__ bool store(const Parameters& p, int first_row, int chunk, int first_tap,
                                                unsigned char* shared, const Team& team) {
     constexpr int threads = Team::threads;
     static_assert(threads % rows == 0);
     const int row = team.thread % rows;
     float largest = 0.0f, sum = 0.0f;
-    for (int i = team.thread / rows; i < 2 * taps; i += threads / rows) {
+    for (int i = team.thread / rows; i < 2 * part_taps && first_tap + i / 2 < taps; i += threads / rows) {
       float x[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        x[k] = load_one<Weight>(shared, row * pitch + (i % 2 * 8 + k) * taps + i / 2);
+        x[k] = load_one<Weight>(shared, row * pitch + (i % 2 * 8 + k) * part_taps + i / 2);
         largest = gemm::largest_of(largest, x[k]);
         sum += fabsf(x[k]);
       }
-      put(p, first_row + row, chunk, i / 2, i % 2, x, Numbers::guards ? gemm::weight_scale : 1.0f);
+      put(p, first_row + row, chunk, first_tap + i / 2, i % 2, x,
+          Numbers::guards ? gemm::weight_scale : 1.0f);
     }
     if constexpr (Numbers::guards) {
       // Maximum and sum over the threads of a row.
       auto* const seen = reinterpret_cast<float2*>(shared + (shared_bytes + 7) / 8 * 8);
       seen[team.thread] = {largest, sum};
       team.sync();
-      if (team.thread >= rows || !Geometry::exists(first_row + row)) return;
+      if (team.thread >= rows || !Geometry::exists(first_row + row)) return true;
       for (int i = row + rows; i < threads; i += rows) {
         largest = gemm::largest_of(largest, seen[i].x);
         sum += seen[i].y;
@@ -154,10 +177,9 @@ struct PackedGemmWeightPieces {
       atomicMax(p.row_largest + first_row + row, __float_as_uint(largest));
       // Integers, so that the order of additions does not matter. Rows with a larger sum are measured again.
       if (sum < 0x1p40f) atomicAdd(p.row_sums + first_row + row, static_cast<uint64>(sum * 0x1p20f) + 1);
+      return true;
     } else {
-      const int any = team.any(!(largest <= 3.4028235e38f));
-      if (team.thread == 0)
-        p.piece_marks[first_row / rows * chunks + chunk] = any != 0 ? redo_all : redo_none;
+      return team.any(!(largest <= 3.4028235e38f)) == 0;
     }
   }
 

@@ -1,6 +1,7 @@
 // The exchange of moments between the blocks of the ping-pong kernel: from parts of slabs to statistics.
 #pragma once
 
+#include "device/marked_pair.cuh"
 #include "gemm/pingpong/doubled.cuh"
 #include "gemm/pingpong/layout.cuh"
 
@@ -26,7 +27,7 @@ struct Exchange {
   }
   __device__ __forceinline__ void publish_part(int64 n, uint32 slab, int tile, int group, float mean,
                                                float m2) const {
-    publish(part(n, slab) + (tile * L::groups + group), encode(mean, m2));
+    MarkedPair::publish(part(n, slab) + (tile * L::groups + group), MarkedPair::encode(mean, m2));
   }
   // By a converting warp: the bits of the largest magnitude of x in its part of the tile.
   __device__ __forceinline__ void publish_largest(int64 n, int tile, uint32 warp, uint32 bits) const {
@@ -40,9 +41,8 @@ struct Exchange {
   }
   // Mean of a slab and the norm's factor; `all` was prefetched.
   __device__ __forceinline__ float2 wait(int64 n, uint32 slab, uint64 all) const {
-    while (!is_valid(all))
-      asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(all) : "l"(result(n, slab)) : "memory");
-    return float2{low(all), high(all)};
+    all = MarkedPair::wait(result(n, slab), all);
+    return float2{MarkedPair::low(all), MarkedPair::high(all)};
   }
 
   // --- By a merger ---
@@ -79,21 +79,7 @@ struct Exchange {
   }
 
  private:
-  // Two numbers in 8 bytes. The second is not negative; its sign bit marks the pair valid.
-  static constexpr uint32 sign = 0x80000000u;
-  static __device__ __forceinline__ uint64 encode(float low, float high) {
-    return static_cast<uint64>(__float_as_uint(high) | sign) << 32 | __float_as_uint(low);
-  }
-  static __device__ __forceinline__ bool is_valid(uint64 pair) { return pair >> 63 != 0; }
-  static __device__ __forceinline__ float low(uint64 pair) {
-    return __uint_as_float(static_cast<uint32>(pair));
-  }
-  static __device__ __forceinline__ float high(uint64 pair) {
-    return __uint_as_float(static_cast<uint32>(pair >> 32) & ~sign);
-  }
-  static __device__ __forceinline__ void publish(uint64* to, uint64 pair) {
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(pair) : "memory");
-  }
+  static constexpr uint32 sign = MarkedPair::sign;
 
   // The parts of a slab: mean and M2. Behind the parts of all samples come the results: the mean of each slab
   // and the norm's factor.
@@ -164,7 +150,7 @@ struct Exchange {
       has_all = true;
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
-        if (!is_valid(two[i][0] & two[i][1])) {
+        if (!MarkedPair::is_valid(two[i][0] & two[i][1])) {
           asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
                        : "=l"(two[i][0]), "=l"(two[i][1])
                        : "l"(from + 2 * team * i)
@@ -174,10 +160,10 @@ struct Exchange {
 #pragma unroll
       for (int i = 0; i < of_lane; ++i) {
         if (parts % 2 != 0 && 2 * (lane + team * i) + 1 == parts) two[i][1] = ~uint64{0};
-        has_all = has_all && is_valid(two[i][0] & two[i][1]);
+        has_all = has_all && MarkedPair::is_valid(two[i][0] & two[i][1]);
       }
     } while (!has_all);
-    const float origin = __shfl_sync(mask, low(two[0][0]), 0, team);
+    const float origin = __shfl_sync(mask, MarkedPair::low(two[0][0]), 0, team);
     float sum = 0.0f, square = 0.0f;
     bool is_flat = true;
 #pragma unroll
@@ -185,10 +171,10 @@ struct Exchange {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         if (2 * (lane + team * i) + e < parts) {
-          is_flat = is_flat && high(two[i][e]) == 0.0f;
-          const float distance = low(two[i][e]) - origin;
+          is_flat = is_flat && MarkedPair::high(two[i][e]) == 0.0f;
+          const float distance = MarkedPair::low(two[i][e]) - origin;
           sum = fmaf(counts[i][e], distance, sum);
-          square += fmaf(counts[i][e] * distance, distance, high(two[i][e]));
+          square += fmaf(counts[i][e] * distance, distance, MarkedPair::high(two[i][e]));
         }
       }
     }
@@ -204,7 +190,7 @@ struct Exchange {
     is_flat = __all_sync(mask, is_flat) && variance <= least * least && L::Tail::eps > 0.0f &&
               (fabsf(all.x) > 0x1p-35f || all.x == 0.0f);  // below, squares may have underflowed
     if (lane == 0) {
-      publish(result(n, slab), encode(all.x, is_flat ? 0.0f : all.y));
+      MarkedPair::publish(result(n, slab), MarkedPair::encode(all.x, is_flat ? 0.0f : all.y));
       float* const to = p.statistics + 2 * (n * L::slabs + slab);
       to[0] = all.x / times;
       to[1] = all.y * times;

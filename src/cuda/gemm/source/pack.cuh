@@ -3,7 +3,7 @@
 // and zeros where there is no channel. Where `joint_taps` is 2, two taps are neighbours within a part, and
 // the last one may be of zeros: [tap / 2][part][tap % 2]. f32 weights are scaled by a power of two for each
 // output channel, so that all fit in f16. Where they are split, the second part is the remainder of the
-// first.
+// first. Where taps along x are rows (gemm/mma/row_taps.cuh), an output channel has `row_taps` of them.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -19,10 +19,17 @@ struct GemmPack {
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
   static constexpr int channels = Numbers::pack_channels;
-  static constexpr int taps = Numbers::taps;
+  // Of the packed weights. Where `span` taps along x share a vector (gemm/mma.cuh), they are fewer than those
+  // of the weights.
+  static constexpr int packed_taps = Numbers::taps;
+  static constexpr int x_taps = static_cast<int>(C::count(2, 0));
+  static constexpr int x_spans = (x_taps + Numbers::span - 1) / Numbers::span;
+  static constexpr int taps = Numbers::span == 1 ? packed_taps : packed_taps / x_spans * x_taps;
   static constexpr int terms = C::in_channels * taps;
   static constexpr int classes = static_cast<int>(C::classes(0) * C::classes(1) * C::classes(2));
-  static constexpr int rows = static_cast<int>(C::channels) * classes;  // as GemmGeometry has them
+  // As GemmGeometry has them, or the tiles of gemm_mma.
+  static constexpr int row_taps = Numbers::row_taps;
+  static constexpr int rows = static_cast<int>(C::channels) * classes * row_taps;
   using Rows = GroupedRows<C, Numbers::padded_channels, rows>;
   static_assert(Rows::of_group % channels == 0);
   using Weight = typename C::Weight;
@@ -33,16 +40,28 @@ struct GemmPack {
   const Parameters& p;
   unsigned char* staged;  // [channel][term]
 
+  // Whether a row has a tap. The last row of a strided convolution may have fewer.
+  static __device__ __forceinline__ bool has_tap(int row, int tap) {
+    if constexpr (row_taps == 1) return true;
+    constexpr int count = static_cast<int>(C::count(2, 0));
+    return Rows::in_group(row) % row_taps * count + tap % count < static_cast<int>(C::kernel(2));
+  }
   // Where the weight of a term (input channel, tap of the row's class) lies.
   static __device__ __forceinline__ int64 index(int row, int term) {
     return Rows::group(row) * group_weights<C> + index_in_group(Rows::in_group(row), term);
   }
   static __device__ __forceinline__ int64 index_in_group(int row, int term) {
-    if constexpr (!C::transposed) return static_cast<int64>(row) * terms + term;
+    if constexpr (!C::transposed && row_taps == 1) return static_cast<int64>(row) * terms + term;
     const int c = term / taps;
-    const int o = row / classes;
-    const int tap = gemm::tap_of_class<C>(row - o * classes, term - c * taps);
-    return (static_cast<int64>(c) * C::channels + o) * C::taps + tap;
+    const int o = row / (classes * row_taps);
+    const int in_channel = row - o * (classes * row_taps);
+    const int tap = row_taps == 1 ? gemm::tap_of_class<C>(in_channel, term - c * taps)
+                                  : gemm::tap_of_class<C>(0, term - c * taps) +
+                                        in_channel * static_cast<int>(C::count(2, 0));
+    return (C::transposed ? static_cast<int64>(c) * C::channels + o
+                          : static_cast<int64>(o) * C::in_channels + c) *
+               C::taps +
+           tap;
   }
 
   // Copies the weights of a channel and leaves the largest magnitude (NaN where there is one) and the sum of
@@ -57,6 +76,7 @@ struct GemmPack {
     if (Rows::exists(o)) {
 #pragma unroll 4
       for (int i = static_cast<int>(threadIdx.x) % team; i < terms; i += team) {
+        if (!has_tap(o, i % taps)) continue;
         const int64 from = index(o, i);
         if constexpr (Numbers::pack_staged) {
           using Word = ElementBits<Weight>;
@@ -92,6 +112,16 @@ struct GemmPack {
     return load_one<Weight>(p.weights, index(o, term));
   }
 
+  // The weights' term of a packed channel and tap; -1 where there is none.
+  static __device__ __forceinline__ int term_of(int channel, int tap) {
+    constexpr auto all = static_cast<int>(C::in_channels);
+    if constexpr (Numbers::span == 1) return channel < all ? channel * taps + tap : -1;
+    const int row = tap / x_spans;
+    const int own = (tap - row * x_spans) * Numbers::span + channel / all;
+    if (channel >= all * Numbers::span || own >= x_taps) return -1;
+    return channel % all * taps + row * x_taps + own;
+  }
+
   __device__ __forceinline__ void run() const {
     const int first = static_cast<int>(blockIdx.x) * channels;
     float largest[channels], sum[channels], scale[channels];
@@ -104,17 +134,18 @@ struct GemmPack {
       if (Numbers::guards && finite && largest[k] > 0.0f)
         scale[k] = gemm::operand_scale(__float_as_uint(largest[k]));
       if (threadIdx.x == 0) {
-        p.scales[first + k] = 1.0f / scale[k] / (Numbers::parts == 2 ? gemm::split_scale : 1.0f);
+        p.scales[first + k] = 1.0f / scale[k] / gemm::x_scale<Numbers>;
         if constexpr (is_same<Parameters, PingpongPackParameters>) {
           p.sums[first + k] = finite ? sum[k] : __uint_as_float(0x7fffffffu);
         } else {
-          // Sums are positive: their bits are in order.
-          atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels), __float_as_uint(sum[k]));
+          // Sums are positive: their bits are in order. A channel has no more than its largest row, each tap.
+          atomicMax(reinterpret_cast<uint32*>(p.scales + Numbers::padded_channels),
+                    __float_as_uint(sum[k] * row_taps));
           if (!finite) atomicMax(p.mark, static_cast<uint32>(redo_all));
         }
       }
     }
-    constexpr int joints = (taps + Numbers::joint_taps - 1) / Numbers::joint_taps;
+    constexpr int joints = (packed_taps + Numbers::joint_taps - 1) / Numbers::joint_taps;
     constexpr int padded_taps = joints * Numbers::joint_taps;
     constexpr int eights = Numbers::chunks * padded_taps * (Numbers::chunk_channels / 8);
     for (int i = threadIdx.x; i < eights * channels; i += threads) {
@@ -129,9 +160,9 @@ struct GemmPack {
       float value[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const int c = eight * 8 + k;
-        const bool exists = Rows::exists(o) && c < C::in_channels && tap < taps;
-        value[k] = exists ? weight(o, own, c * taps + tap) * factor : 0.0f;
+        const bool exists = Rows::exists(o) && tap < packed_taps;
+        const int term = term_of(eight * 8 + k, tap);
+        value[k] = exists && term >= 0 && has_tap(o, term % taps) ? weight(o, own, term) * factor : 0.0f;
       }
       constexpr int eights_of_chunk = Numbers::chunk_channels / 8;
       const int64 of_joint =

@@ -285,7 +285,7 @@ struct GemmStaging {
 #pragma unroll
         for (int k = 0; k < Count; ++k) {
           v[k] = __uint_as_float(bits[k]);
-          if (!is_last) v[k] *= gemm::split_scale;
+          if (!is_last || Numbers::parts == 1) v[k] *= gemm::x_scale<Numbers>;
         }
 #pragma unroll
         for (int k = 0; k < Count / 2; ++k) word[k] = pack_operands<C, Operand>(v[2 * k], v[2 * k + 1]);

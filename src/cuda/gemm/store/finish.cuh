@@ -19,8 +19,9 @@ struct NormedChannel {
     constexpr int slabs = Tail::channels / Tail::group_channels;
     const float* statistics = p.statistics + 2 * (n * slabs + c / Tail::group_channels);
     mean = __ldg(statistics);
-    scale = Tail::weight(p, c) * __ldg(statistics + 1);
-    bias = Tail::bias(p, c);
+    const int of_norm = Tail::channel(n, c);
+    scale = Tail::weight(p, of_norm) * __ldg(statistics + 1);
+    bias = Tail::bias(p, of_norm);
     values.load(p, n, c);
   }
   template <class Tensors>

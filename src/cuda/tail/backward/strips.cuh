@@ -477,7 +477,8 @@ struct TailBackwardStrips {
       finish(of_sample, segment, segments, block);
     } else if constexpr (blocks > 1) {
 #if __CUDA_ARCH__ >= 900
-      // None leaves before all have what was sent to them.
+      // None leaves before all have what was sent to them. The barrier takes whole warps.
+      __syncwarp();
       asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 #endif
     }

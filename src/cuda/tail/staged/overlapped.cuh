@@ -9,7 +9,8 @@
 //   single    has one place, which is requested again as soon as the output is written
 //   kept      results of the before-chain wait in registers: as one vector's output is written, the next
 //             slab's takes its place
-// Elements before the first vector and after the last one are kept by the first block, one a thread.
+// Elements before the first vector and after the last one are kept by the first block, one a thread. Where
+// the block ends in a mean, values are added up instead of stored.
 #pragma once
 
 #include "tail/staged/overlapped_moments.cuh"
@@ -20,6 +21,7 @@ template <class Tail, class Numbers>
 struct StagedOverlapped<Tail, Numbers>::Kernel {
   using Parameters = typename StagedOverlapped::Parameters;
   using Shared = typename StagedOverlapped::Shared;
+  using Means = typename StagedOverlapped::Means;
 
   // The kernel's one copy of what it is given: with a second one registers are allocated differently.
   Pieces pieces;
@@ -53,8 +55,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
   static __device__ __forceinline__ bool is_plain(const Part& part, int from, int to, R& rows) {
     bool plain = part.full();
     if constexpr (by_row) {
-      const int end = to * 32 < part.count ? to * 32 : part.count;
-      const bool covered = rows.covers(part.position + from * 32 * S::width, part.position + end * S::width);
+      const bool covered = rows.covers(part.line_of(from), part.end_of(to));
       plain = plain && covered;
     }
     return plain;
@@ -68,8 +69,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
   template <bool by_row, class R, class F>
   static __device__ __forceinline__ void visit(const Part& part, int i, R& rows, F&& f) {
     if constexpr (by_row) {
-      rows.template visit<S::width>(part.position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width,
-                                    f);
+      rows.template visit<S::width>(part.position_of(i), f);
     } else {
       f(0, S::width);
     }
@@ -189,20 +189,14 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
   }
 
   // What waits for the output in shared memory.
-  template <bool yes, class A, class B>
-  struct Choice {
-    using Type = A;
-  };
-  template <class A, class B>
-  struct Choice<false, A, B> {
-    using Type = B;
-  };
-  using Waiting = typename Choice<holds_f16, f16, Input>::Type;
+  using Waiting = conditional<holds_f16, f16, Input>;
+  using RowSums = typename Means::Sums;
 
-  // Output of vector i. Raw: `value` is what arrived, else what the norm gets.
-  template <bool is_raw, class Parts>
+  // Output of vector i, or what it adds to the sums for a mean. Raw: `value` is what arrived, else what the
+  // norm gets. Plain: it lies in the row that the sums have entered, and on 16 bytes.
+  template <bool is_raw, bool is_plain, class Parts>
   __device__ __forceinline__ void finish(const Part& part, int i, const RowValues& row, bool aligned,
-                                         Parts&& parts, float (&value)[S::width]) const {
+                                         Parts&& parts, float (&value)[S::width], RowSums& means) const {
     const int64 index = part.index_of(i);
     typename Before::template Tensors<S::width> before;
     if constexpr (is_raw) before.load(pieces.p, index);
@@ -217,18 +211,44 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
         }
       }
     });
-    Packed<typename Tail::Output, S::width> y;
-    y.pack(value);
-    y.store(pieces.p.output, index, aligned);
+    if constexpr (!Tail::has_mean) {
+      Packed<typename Tail::Output, S::width> y;
+      y.pack(value);
+      y.store(pieces.p.output, index, is_plain || aligned);
+    } else if constexpr (is_plain) {
+      means.add_whole(part.line_of(i), value);
+    } else {
+      means.add(part.position_of(i), value);
+    }
+  }
+
+  __device__ __forceinline__ bool output_is_aligned() const {
+    return Tail::has_mean || is_aligned(pieces.p, aligned_output);
+  }
+  // A warp's part is one run, or each piece of it.
+  template <bool of_part>
+  __device__ __forceinline__ void begin_run(const Part& part, int slab, int piece, RowSums& means) const {
+    if constexpr (of_part == S::few_rows) {
+      const int warp = pieces.block * S::warps + pieces.warp();
+      means.begin(pieces.p, slab, warp, of_part ? 0 : run_of(piece),
+                  part.line_of(of_part ? 0 : first_of(piece)));
+    }
+  }
+  template <bool of_part>
+  __device__ __forceinline__ void finish_run(const Part& part, int piece, RowSums& means) const {
+    if constexpr (of_part == S::few_rows)
+      means.finish(part.end_of(of_part ? S::vectors : first_of(piece) + count_of(piece)));
   }
 
   // Output of a piece that is not kept. Halves: distances from `shift`, where they fit.
   template <class R>
-  __device__ __forceinline__ void finish_piece(const Part& part, int piece, R& rows, const RowValues& row,
-                                               float shift, bool fits) const {
+  __device__ __forceinline__ void finish_piece(const Part& part, int slab, int piece, R& rows,
+                                               const RowValues& row, float shift, bool fits,
+                                               RowSums& means) const {
     constexpr bool by_row = S::after_by_row || S::before_by_row;
     const int from = first_of(piece), to = from + count_of(piece);
-    const bool aligned = is_aligned(pieces.p, aligned_output);
+    const bool aligned = output_is_aligned();
+    begin_run<false>(part, slab, piece, means);
     const bool plain = is_plain<by_row>(part, from, to, rows);
     const auto waiting = [&](int i, float(&value)[S::width]) {
       Packed<Waiting, S::width> packed;
@@ -236,16 +256,18 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
       packed.unpack(value);
     };
     if (plain && aligned && (!holds_f16 || fits)) {
+      means.enter(part.line_of(from));
 #pragma unroll(at_once)
       for (int i = from; i < to; ++i) {
         float value[S::width];
         waiting(i, value);
-        finish<!holds_f16>(
-            part, i, row, true, [](auto&& f) { f(0, S::width); }, value);
+        finish<!holds_f16, true>(
+            part, i, row, true, [](auto&& f) { f(0, S::width); }, value, means);
       }
     } else {
 #pragma unroll 1
       for (int i = from; i < to; ++i) {
+        means.enter(part.line_of(i));
         if (!part.has(i)) continue;
         float value[S::width];
         if (!holds_f16 || fits) {
@@ -264,11 +286,12 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           });
           forget<by_row>(rows);
         }
-        finish<!holds_f16>(
-            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value);
+        finish<!holds_f16, false>(
+            part, i, row, aligned, [&](auto&& f) { visit<by_row>(part, i, rows, f); }, value, means);
       }
       forget<by_row>(rows);
     }
+    finish_run<false>(part, piece, means);
   }
 
   __device__ __forceinline__ void run() const {
@@ -291,7 +314,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
       initialise_exchange<S::warps>(pieces.shared);
       pieces.shared.warps_counted = 0;
     }
-    start_cluster<S::blocks>();
+    sync_cluster<S>();
 
     float h[kept][S::width];
 #pragma unroll
@@ -357,6 +380,7 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           });
         }
       }();
+      RowSums means;
       Part second = next;  // the slab after the next
       if (slab + clusters < slabs) second = pieces.part_of(slab + clusters);
       if (has_current) {
@@ -378,31 +402,41 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           edge_row.norm(mean, factor);
           typename After::template Tensors<1> tensors;
           tensors.load(pieces.p, part.begin + edge_position);
-          store_one<typename Tail::Output>(
-              pieces.p.output, part.begin + edge_position,
-              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0));
+          const float y =
+              After::value(fmaf(edge, edge_row.scale, edge_row.shift), edge_row.after, tensors, 0);
+          if constexpr (Tail::has_mean)
+            edge = y;
+          else
+            store_one<typename Tail::Output>(pieces.p.output, part.begin + edge_position, y);
         }
+        if constexpr (Tail::has_mean) {
+          if (pieces.has_edges(part))
+            Means::leave_edges(pieces.p, current, part.head, edge_position >= 0, edge);
+        }
+        begin_run<true>(part, current, kept_piece, means);
         if constexpr (single > 0) {
-          finish_piece(part, single_piece, rows, row, shift, fits);
+          finish_piece(part, current, single_piece, rows, row, shift, fits, means);
           if (more) pieces.request_again(next, single_piece);
         }
         const int piece = parity == 0 ? odd_piece : even_piece;
-        finish_piece(part, piece, rows, row, shift, fits);
+        finish_piece(part, current, piece, rows, row, shift, fits, means);
+        begin_run<false>(part, current, kept_piece, means);
         if (slab + clusters < slabs) pieces.request_again(second, piece);
       }
       // Output of what is kept, and what takes its place.
       if (more) pieces.wait(kept_piece, parity);
       {
-        const bool aligned = is_aligned(pieces.p, aligned_output);
+        const bool aligned = output_is_aligned();
         bool plain = aligned && has_current && more;
         if (has_current) plain = is_plain<S::after_by_row>(part, raw, S::vectors, rows) && plain;
         if (more) plain = is_plain<S::before_by_row>(next, raw, S::vectors, next_rows) && plain;
         const auto whole = [](auto&& f) { f(0, S::width); };
         if (plain) {
+          means.enter(part.line_of(raw));
 #pragma unroll
           for (int i = raw; i < S::vectors; ++i) {
             if (i < S::vectors - uncertain || part.has(i))
-              finish<false>(part, i, row, true, whole, h[i - raw]);
+              finish<false, true>(part, i, row, true, whole, h[i - raw], means);
             if (i < S::vectors - uncertain || next.has(i)) {
               activate(pieces.vector_of(kept_piece, i), next, i, before.before, whole, h[i - raw]);
               add(h[i - raw], sums);
@@ -411,10 +445,11 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
         } else {
 #pragma unroll
           for (int i = raw; i < S::vectors; ++i) {
+            if (has_current) means.enter(part.line_of(i));
             if (has_current && part.has(i)) {
-              finish<false>(
+              finish<false, false>(
                   part, i, row, aligned, [&](auto&& f) { visit<S::after_by_row>(part, i, rows, f); },
-                  h[i - raw]);
+                  h[i - raw], means);
             }
             if (more && next.has(i)) {
               activate(
@@ -425,6 +460,10 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
           }
           forget<S::before_by_row>(next_rows);
         }
+      }
+      if (has_current) {
+        finish_run<false>(part, kept_piece, means);
+        finish_run<true>(part, kept_piece, means);
       }
       if (slab + clusters < slabs) pieces.request_again(second, kept_piece);
       if (!more) break;
@@ -448,7 +487,11 @@ struct StagedOverlapped<Tail, Numbers>::Kernel {
       part = next;
       next = second;
     }
-    leave_cluster<S::blocks>();
+    if constexpr (Tail::has_mean) {
+      Means::write(pieces.p, pieces.block, slabs, clusters, [](int) { return spread(); });
+    } else {
+      leave_cluster<S>();
+    }
 #endif
   }
 };

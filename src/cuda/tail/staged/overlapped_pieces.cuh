@@ -1,7 +1,7 @@
 // The schedule "overlapped" of tail_staged: what of a slab a warp has, and how it arrives.
 #pragma once
 
-#include "tail/staged/cluster.cuh"
+#include "tail/staged/means.cuh"
 
 namespace onepass {
 
@@ -58,12 +58,28 @@ struct StagedOverlapped {
     uint32 warps_counted;  // of all rounds: the last warp of each sends the block's moments
   };
 
-  // The first vector of a warp of the cluster: the same in every slab. Only the last warps' counts differ.
-  static __device__ __forceinline__ int first_vector(int warp) {
-    constexpr int rows = (S::slab_elements / S::width + 31) / 32;
-    constexpr int each = rows / S::all_warps, more = rows % S::all_warps;
-    return (warp * each + (warp < more ? warp : more)) * 32;
+  // How a slab is spread over warps: the same for every slab. Only the last warps' counts differ.
+  static constexpr __device__ __forceinline__ typename S::Spread spread() {
+    return S::Spread::of(S::slab_elements / S::width);
   }
+  // The first vector of a warp of the cluster.
+  static __device__ __forceinline__ int first_vector(int warp) {
+    constexpr typename S::Spread all = spread();
+    return all.first_vector(warp);
+  }
+
+  // A mean's runs: the pieces, or all of them as one where they lie in few rows.
+  struct PieceRuns {
+    static constexpr int count = S::few_rows ? 1 : 3;
+    static constexpr __device__ __forceinline__ int first(int run) {
+      return S::few_rows || run == 0 ? 0 : run == 1 ? doubled : raw;
+    }
+    static constexpr __device__ __forceinline__ int lines(int run) {
+      return S::few_rows ? S::vectors : run == 0 ? doubled : run == 1 ? single : kept;
+    }
+  };
+  using Means = StagedMeans<Tail, Numbers, PieceRuns>;
+  static constexpr int run_of(int piece) { return piece < 2 ? 0 : piece == single_piece ? 1 : 2; }
 
   // The warp's part of a slab.
   struct Part {
@@ -72,8 +88,17 @@ struct StagedOverlapped {
     int position;  // of the warp's first vector in the slab
     int count;     // vectors of the warp
 
+    __device__ __forceinline__ int line_of(int i) const { return position + i * S::line; }
+    __device__ __forceinline__ int position_of(int i) const {
+      return line_of(i) + static_cast<int>(threadIdx.x % 32) * S::width;
+    }
+    // One base for all vectors: from `position_of` it spills.
     __device__ __forceinline__ int64 index_of(int i) const {
       return begin + position + (i * 32 + static_cast<int>(threadIdx.x % 32)) * S::width;
+    }
+    // The position after the warp's vectors, those before vector `i` of a lane alone.
+    __device__ __forceinline__ int end_of(int i) const {
+      return position + (i * 32 < count ? i * 32 : count) * S::width;
     }
     // All vectors but the uncertain ones are there in every lane.
     __device__ __forceinline__ bool full() const { return count >= (S::vectors - uncertain) * 32; }
@@ -112,6 +137,10 @@ struct StagedOverlapped<Tail, Numbers>::Pieces {
     const int thread = threadIdx.x;
     if (block != 0 || thread >= S::slab_elements - all * S::width) return -1;
     return thread < part.head ? thread : thread + all * S::width;
+  }
+  // Whether the warp has elements outside of vectors.
+  __device__ __forceinline__ bool has_edges(const Part& part) const {
+    return block == 0 && warp() == 0 && (part.head > 0 || (S::slab_elements - part.head) % S::width > 0);
   }
   __device__ __forceinline__ int elements_of(const Part& part) const {
     const int all = (S::slab_elements - part.head) / S::width;

@@ -6,10 +6,11 @@
 // wait where they arrived, as f32. They make room for those of the next slab when the output is written. So
 // the next slab arrives while this one is summed and while it is written. Moments go from warps to their
 // block and from blocks to the cluster, past the stores of the slab before. Elements before the first vector
-// and after the last one are kept by the first block, one a thread.
+// and after the last one are kept by the first block, one a thread. Where the block ends in a mean, values
+// are added up instead of stored.
 #pragma once
 
-#include "tail/staged/cluster.cuh"
+#include "tail/staged/ring_shares.cuh"
 
 namespace onepass {
 
@@ -20,6 +21,10 @@ struct StagedRing {
   using Before = typename Tail::Before;
   using After = typename Tail::After;
   using Input = typename Tail::Input;
+  using Shares = RingShares<Tail, Numbers>;
+  using Range = typename Shares::Range;
+  using Share = typename Shares::Share;
+  using Means = StagedMeans<Tail, Numbers, OneRun<S::vectors>>;
 
   // Vectors of a thread: the first `held` of them wait in shared memory, the others in registers.
   static constexpr int held = Numbers::held;
@@ -31,14 +36,22 @@ struct StagedRing {
   static constexpr int slots = Numbers::slots;
   static constexpr int chunk_bytes = chunk * 32 * S::width * Input::bytes;
   static_assert(kept > 0 && held % chunk == 0 && S::width % 4 == 0);
-  static_assert(held == 0 || Input::bytes == 4);
+  // Held are results of the before-chain, or of 16 bits what arrived: the chain is computed again then.
+  static constexpr bool holds_raw = Input::bytes != 4;
+  using Waiting = conditional<holds_raw, Input, f32>;
+  template <bool is>
+  struct Flag {
+    static constexpr bool value = is;
+  };
+  static constexpr bool finishes_raw = holds_raw && held > 0;
+  static constexpr bool finishes_by_row = S::after_by_row || (finishes_raw && S::before_by_row);
 
   struct Shared {
     // A warp's ring, then its places of what is held.
     alignas(128) unsigned char stage[S::warps][slots + held_chunks][chunk_bytes];
     uint64 arrived[S::warps][slots + held_chunks];
     float4 of_warps[2][S::warps];  // by parity of the round: elements, mean, M2
-    float4 of_blocks[2][S::blocks];
+    float4 of_blocks[2][S::by_memory ? 1 : S::blocks];
     uint64 warps_given[2];
     uint64 received[2];
   };
@@ -46,35 +59,6 @@ struct StagedRing {
   const Parameters& p;
   Shared& shared;
   int block;  // of the cluster
-
-  // Where a slab's vectors lie.
-  struct Range {
-    int64 begin;  // the slab's first element
-    int head;     // elements before its first vector
-    int count;    // vectors
-    int edges;    // elements outside of vectors
-    int each;     // vectors of a lane in every warp, and one more in the first `more` warps
-    int more;
-
-    // The first vector of a warp of the cluster.
-    __device__ __forceinline__ int first(int warp) const {
-      const int vector = (warp * each + (warp < more ? warp : more)) * 32;
-      return vector < count ? vector : count;
-    }
-  };
-
-  __device__ __forceinline__ Range range_of(int slab) const {
-    Range range;
-    range.begin = static_cast<int64>(slab) * S::slab_elements;
-    const int head = static_cast<int>(-(range.begin + p.phase) & (S::width - 1));
-    range.head = head < S::slab_elements ? head : S::slab_elements;
-    range.count = (S::slab_elements - range.head) / S::width;
-    range.edges = S::slab_elements - range.count * S::width;
-    const int rows = (range.count + 31) / 32;
-    range.each = rows / S::all_warps;
-    range.more = rows % S::all_warps;
-    return range;
-  }
 
   // A warp's way through the kept chunks of its slabs, in order: the next one to request, and the next one
   // to read.
@@ -89,7 +73,7 @@ struct StagedRing {
 
   // The chunks of the warp's part of a slab from `first_chunk` on.
   __device__ __forceinline__ const char* chunks_of(int slab, int first_chunk, int& left) const {
-    const Range range = range_of(slab);
+    const Range range = Shares::range_of(p, slab);
     const int warp = block * S::warps + threadIdx.x / 32;
     const int first = range.first(warp);
     left = range.first(warp + 1) - first - first_chunk * chunk * 32;
@@ -137,36 +121,6 @@ struct StagedRing {
     __syncwarp();
   }
 
-  // What of a slab this thread keeps.
-  struct Share {
-    int warp;      // of the cluster
-    int begin;     // position of the warp's first element in the slab
-    int end;       // of the first one that is the next warp's
-    int position;  // of the thread's first vector
-    int mine;      // vectors of the thread
-    int elements;  // of the warp; the first one has the edges
-    bool full;     // all vectors but the last are there in every lane
-
-    __device__ __forceinline__ Share(const Range& range, int block) {
-      warp = block * S::warps + static_cast<int>(threadIdx.x / 32);
-      const int lane = threadIdx.x % 32;
-      const int first = range.first(warp);
-      const int count = range.first(warp + 1) - first;
-      begin = range.head + first * S::width;
-      end = begin + count * S::width;
-      position = begin + lane * S::width;
-      mine = (count - lane + 31) / 32;
-      elements = count * S::width + (warp == 0 ? range.edges : 0);
-      full = count >= (S::vectors - 1) * 32;
-    }
-
-    __device__ __forceinline__ int position_of(int i) const { return position + i * 32 * S::width; }
-    __device__ __forceinline__ int end_of(int c) const {
-      const int chunk_end = begin + (c + 1) * chunk * 32 * S::width;
-      return chunk_end < end ? chunk_end : end;
-    }
-  };
-
   // Where a slab lies, and what of it is this thread's. Made again for each phase: registers that would keep
   // it hold values of the slab.
   struct Place {
@@ -179,7 +133,7 @@ struct StagedRing {
   };
   __device__ __forceinline__ Place place_of(int slab) const {
     asm volatile("" : "+r"(slab));  // the compiler does not see that it is the same slab
-    const Range range = range_of(slab);
+    const Range range = Shares::range_of(p, slab);
     const int thread = threadIdx.x;
     return {range,
             Share(range, block),
@@ -189,40 +143,46 @@ struct StagedRing {
             thread < range.head ? thread : thread + range.count * S::width};
   }
 
-  // Chunk `c` of the thread's vectors through f; only the last vector of a full share can be missing.
-  template <bool full, class F>
-  static __device__ __forceinline__ void for_each_vector(const Share& share, int c, F&& f) {
+  // Chunk `c` of the thread's vectors through f; only the last vector of a full share can be missing. Before
+  // those of a share that is not, enter(position) in all lanes.
+  template <bool full, class F, class Enter>
+  static __device__ __forceinline__ void for_each_vector(const Share& share, int c, F&& f, Enter&& enter) {
 #pragma unroll
     for (int j = 0; j < chunk; ++j) {
       const int i = c * chunk + j;
+      if (!full && i < S::vectors) enter(share.line_of(i));
       if (i < S::vectors && ((full && i < S::vectors - 1) || i < share.mine)) f(i, j);
     }
   }
 
-  // One chunk of vectors through f(vector, its place in the chunk, aligned, parts), where parts(g) calls
-  // g(first, last) for parts of the vector in one row. Nearly all chunks are full and lie in one row: no
+  // One chunk of vectors through f(vector, its place in the chunk, plain, parts), where parts(g) calls
+  // g(first, last) for parts of the vector in one row. Nearly all chunks are plain, full and in one row: no
   // bound is asked for and no row looked up, so that the compiler has one long block to order.
-  template <bool by_row, class R, class F>
-  __device__ __forceinline__ void for_each_part(const Share& share, int c, bool aligned, R& rows,
-                                                F&& f) const {
+  // enter(position) in all lanes where a plain chunk begins, or a line of another one.
+  template <bool by_row, class R, class F, class Enter>
+  __device__ __forceinline__ void for_each_part(const Share& share, int c, bool aligned, R& rows, F&& f,
+                                                Enter&& enter) const {
     bool plain = share.full && aligned;
     if constexpr (by_row) {
-      rows.enter(share.begin + c * chunk * 32 * S::width);
+      rows.enter(share.line_of(c * chunk));
       plain = plain && share.end_of(c) <= rows.end;
     }
     if (plain) {
-      for_each_vector<true>(share, c,
-                            [&](int i, int j) { f(i, j, true, [&](auto&& g) { g(0, S::width); }); });
+      enter(share.line_of(c * chunk));
+      const auto whole = [](auto&& g) { g(0, S::width); };
+      for_each_vector<true>(
+          share, c, [&](int i, int j) { f(i, j, true, whole); }, enter);
     } else {
-      for_each_vector<false>(share, c, [&](int i, int j) {
-        f(i, j, aligned, [&](auto&& g) {
+      const auto one = [&](int i, int j) {
+        f(i, j, false, [&](auto&& g) {
           if constexpr (by_row) {
             rows.template visit<S::width>(share.position_of(i), g);
           } else {
             g(0, S::width);
           }
         });
-      });
+      };
+      for_each_vector<false>(share, c, one, enter);
       if constexpr (by_row) rows.end = 0;  // lanes may have gone on to different rows
     }
   }
@@ -238,8 +198,10 @@ struct StagedRing {
   using Sums = PivotSums<S::accumulators>;
 
   // The norm from each thread's sums: of the warp, of the block, of the cluster.
-  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, const Share& share, bool has_edge,
+  __device__ __forceinline__ SlabNorm reduce(const Sums& sums, const Place& place, int slab,
                                              int round) const {
+    const Share& share = place.share;
+    const bool has_edge = place.has_edge;
     const int lane = threadIdx.x % 32;
     float elements = static_cast<float>(share.elements);
     Moments own{static_cast<float>(share.mine * S::width + (has_edge ? 1 : 0)), 0.0f, 0.0f};
@@ -252,15 +214,32 @@ struct StagedRing {
     const int parity = round & 1;
     const uint32 phase = round / 2 & 1;
     const int warp = threadIdx.x / 32;
-    if (lane == 0) {
-      shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
+    if (lane == 0) shared.of_warps[parity][warp] = float4{elements, from + moved, m2, 0.0f};
+    if constexpr (S::blocks == 1) {
+      __syncthreads();
+    } else if (lane == 0) {
       barrier::arrive(&shared.warps_given[parity]);
     }
     if (S::blocks == 1 || warp == 0) {
-      barrier::wait(&shared.warps_given[parity], phase);
+      if constexpr (S::blocks > 1) barrier::wait(&shared.warps_given[parity], phase);
       elements = merge_parts<S::warps>(shared.of_warps[parity], from, moved, m2);
     }
-    if constexpr (S::blocks > 1) {
+    if constexpr (S::by_memory) {
+      if (warp == 0) {
+        const auto count_of = [&](int b) {
+          const int vectors = place.range.first((b + 1) * S::warps) - place.range.first(b * S::warps);
+          return static_cast<float>(vectors * S::width + (b == 0 ? place.range.edges : 0));
+        };
+        exchange_by_memory<S>(p, slab, block, count_of, from, moved, m2);
+        if (lane == 0) {
+          shared.of_blocks[parity][0] = float4{from, moved, m2, 0.0f};
+          barrier::arrive(&shared.received[parity]);
+        }
+      }
+      barrier::wait(&shared.received[parity], phase);
+      const float4 all = shared.of_blocks[parity][0];
+      from = all.x, moved = all.y, m2 = all.z;
+    } else if constexpr (S::blocks > 1) {
       // Sent with a count of its bytes: a barrier of the cluster would first wait for all that was stored.
       if (threadIdx.x == 0) barrier::expect(&shared.received[parity], S::blocks * 16);
       if (threadIdx.x < S::blocks) {
@@ -301,7 +280,7 @@ struct StagedRing {
     auto rows = row_cursor<S::spatial>(load_row);
     // A chunk that lies at `stage`.
     const auto take = [&](int c, const unsigned char* stage, auto&& keep) {
-      for_each_part<S::before_by_row>(share, c, true, rows, [&](int i, int j, bool, auto&& parts) {
+      const auto one = [&](int i, int j, bool, auto&& parts) {
         Packed<Input, S::width> packed;
         packed.load_shared(stage + (j * 32 + lane) * S::width * Input::bytes);
         float value[S::width];
@@ -318,7 +297,8 @@ struct StagedRing {
 #pragma unroll
         for (int k = 0; k < S::width; ++k) value[k] = sums.add(value[k], k);
         keep(i, value);
-      });
+      };
+      for_each_part<S::before_by_row>(share, c, true, rows, one, [](int) {});
     };
     // Vectors that are not there are set too: else their registers are taken from one slab to the next.
 #pragma unroll
@@ -350,9 +330,11 @@ struct StagedRing {
       barrier::wait(&shared.arrived[warp][slots + c], round & 1);
 #endif
       take(c, shared.stage[warp][slots + c], [&](int i, const float(&value)[S::width]) {
-        Packed<f32, S::width> packed;
-        packed.pack(value);
-        packed.store_shared(held_vector(i));
+        if constexpr (!holds_raw) {
+          Packed<f32, S::width> packed;
+          packed.pack(value);
+          packed.store_shared(held_vector(i));
+        }
       });
     }
     if (place.has_edge) {
@@ -375,16 +357,18 @@ struct StagedRing {
     SlabNorm norm;
     float weight = 1.0f, bias = 0.0f;
     float operands[After::channel_operands > 0 ? After::channel_operands : 1];
+    float again[Before::channel_operands > 0 ? Before::channel_operands : 1];  // of the before-chain
     const auto fetch_row = [&](const Place& place, int row) {
       weight = Tail::weight(p, place.first_channel + row);
       bias = Tail::bias(p, place.first_channel + row);
       After::load_channel(p, place.n, place.first_channel + row, operands);
+      if constexpr (finishes_raw) Before::load_channel(p, place.n, place.first_channel + row, again);
     };
     {
       const Place place = place_of(slab);
       // The values of the warp's first row are loaded while sums are exchanged.
-      if constexpr (S::after_by_row) fetch_row(place, place.share.begin / S::spatial);
-      norm = reduce(sums, place.share, place.has_edge, round);
+      if constexpr (finishes_by_row) fetch_row(place, place.share.begin / S::spatial);
+      norm = reduce(sums, place, slab, round);
     }
     if (p.statistics != nullptr && block == 0 && threadIdx.x == 0) {
       p.statistics[2 * static_cast<int64>(slab)] = norm.mean;
@@ -407,25 +391,41 @@ struct StagedRing {
     rows.row = share.begin / S::spatial;
     rows.end = (rows.row + 1) * S::spatial;
     void* const output = static_cast<char*>(p.output) + (begin + share.position) * Tail::Output::bytes;
-    const auto finish = [&](int c, auto&& value_of) {
-      for_each_part<S::after_by_row>(
-          share, c, is_aligned(p, aligned_output), rows, [&](int i, int, bool aligned, auto&& parts) {
-            typename After::template Tensors<S::width> tensors;
-            tensors.load(p, begin + share.position_of(i));
-            float value[S::width];
-            value_of(i, value);
-            parts([&](int from, int to) {
+    const bool aligned = Tail::has_mean || is_aligned(p, aligned_output);
+    typename Means::Sums means;
+    means.begin(p, slab, share.warp, 0, share.begin);
+    // `raw`: what waits is what arrived.
+    const auto finish = [&](int c, auto raw, auto&& value_of) {
+      constexpr bool is_raw = decltype(raw)::value;
+      const auto one = [&](int i, int, bool plain, auto&& parts) {
+        typename Before::template Tensors<S::width> before;
+        if constexpr (is_raw) before.load(p, begin + share.position_of(i));
+        typename After::template Tensors<S::width> tensors;
+        tensors.load(p, begin + share.position_of(i));
+        float value[S::width];
+        value_of(i, value);
+        parts([&](int from, int to) {
 #pragma unroll
-              for (int k = 0; k < S::width; ++k) {
-                if (k >= from && k < to) {
-                  value[k] = After::value(fmaf(value[k], scale, shift), operands, tensors, k);
-                }
-              }
-            });
-            Packed<typename Tail::Output, S::width> y;
-            y.pack(value);
-            store(y, output, i * 32 * S::width, aligned);
-          });
+          for (int k = 0; k < S::width; ++k) {
+            if (k >= from && k < to) {
+              if constexpr (is_raw)
+                value[k] = distance_from(Before::value(value[k], again, before, k), sums.pivot);
+              value[k] = After::value(fmaf(value[k], scale, shift), operands, tensors, k);
+            }
+          }
+        });
+        if constexpr (!Tail::has_mean) {
+          Packed<typename Tail::Output, S::width> y;
+          y.pack(value);
+          store(y, output, i * S::line, plain || aligned);
+        } else if (plain) {
+          means.add_whole(share.line_of(i), value);
+        } else {
+          means.add(share.position_of(i), value);
+        }
+      };
+      for_each_part<finishes_by_row>(share, c, aligned, rows, one,
+                                     [&](int position) { means.enter(position); });
     };
     if constexpr (held > 0) {
       const bool more = slab + clusters < slabs;
@@ -433,8 +433,8 @@ struct StagedRing {
       const char* next = more ? chunks_of(slab + clusters, 0, left) : nullptr;
 #pragma unroll 1
       for (int c = 0; c < held_chunks; ++c) {
-        finish(c, [&](int i, float(&value)[S::width]) {
-          Packed<f32, S::width> packed;
+        finish(c, Flag<finishes_raw>{}, [&](int i, float(&value)[S::width]) {
+          Packed<Waiting, S::width> packed;
           packed.load_shared(held_vector(i));
           packed.unpack(value);
         });
@@ -448,7 +448,7 @@ struct StagedRing {
     }
 #pragma unroll
     for (int c = held_chunks; c < chunks; ++c) {
-      finish(c, [&](int i, float(&value)[S::width]) {
+      finish(c, Flag<false>{}, [&](int i, float(&value)[S::width]) {
 #pragma unroll
         for (int k = 0; k < S::width; ++k) value[k] = h[i - held][k];
       });
@@ -458,8 +458,15 @@ struct StagedRing {
       scale_row();
       typename After::template Tensors<1> tensors;
       tensors.load(p, begin + place.edge_position);
-      store_one<typename Tail::Output>(p.output, begin + place.edge_position,
-                                       After::value(fmaf(edge, scale, shift), operands, tensors, 0));
+      edge = After::value(fmaf(edge, scale, shift), operands, tensors, 0);
+      if constexpr (!Tail::has_mean) {
+        store_one<typename Tail::Output>(p.output, begin + place.edge_position, edge);
+      }
+    }
+    if constexpr (Tail::has_mean) {
+      means.finish(share.end);
+      if (share.warp == 0 && place.range.edges > 0)
+        Means::leave_edges(p, slab, place.range.head, place.has_edge, edge);
     }
   }
 
@@ -482,11 +489,15 @@ struct StagedRing {
       for (int c = 0; c < held_chunks; ++c) request(slots + c, from + c * chunk_bytes, left - c * chunk * 32);
     }
     if (threadIdx.x == 0) initialise_exchange<S::warps>(shared);
-    start_cluster<S::blocks>();
+    sync_cluster<S>();
     int round = 0;
 #pragma unroll 1
     for (; slab < slabs; slab += clusters, ++round) run_slab(slab, slabs, clusters, round, ring);
-    leave_cluster<S::blocks>();
+    if constexpr (Tail::has_mean) {
+      Means::write(p, block, slabs, clusters, [](int vectors) { return S::Spread::of(vectors); });
+    } else {
+      leave_cluster<S>();
+    }
 #endif
   }
 };

@@ -1,5 +1,4 @@
-"""Whether a fused block on the CPU runs whole, or as PyTorch's convolution and then one operator; and whether a
-norm or an activation alone is the library's.
+"""Whether a fused block on the CPU runs whole, or as PyTorch's convolution and then one operator.
 
 On a GPU the library decides that itself. The library's convolutions compute in f32: with 16-bit tensors and
 many channels PyTorch's are faster, where the processor multiplies such elements itself.
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onepass import _onednn
 from onepass._conv_gradients import format_of
-from onepass._description import Conv, Norm, describe
+from onepass._description import Conv, describe
 
 T = TypeVar("T")
 _MODES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -137,57 +136,3 @@ def _rate(conv: Conv, mode: str) -> float | None:
     kind = "wide" if min(conv.in_channels, conv.out_channels) >= _WIDE else "thin"
     kind = "tap" if kind == "wide" and max(conv.kernel) == 1 else kind
     return rates.get(kind)
-
-
-# Arm: PyTorch's norms of f32 with channels last, from so many pixels on, read rows as they lie: 0.44 to 0.6
-# ns an element forward, where the library takes 0.5 to 0.67 with many channels. Their steps take 1.1 to 1.7
-# ns with eight channels a slab and more, the library's 1.6 to 1.9 with many channels; with fewer a slab 2.5
-# to 73. Below they take 0.6 to 9 ns forward, the library 0.5 to 0.8. Contiguous ones take 0.64 to 3.3, the
-# library 0.35 to 1.3; steps 1.5 to 10 and 1.15 to 3.2. Neoverse V1, one thread, PyTorch 2.11.
-_ROW_PIXELS, _ROW_CHANNELS = 1024, 128
-_ROW_STEP_PIXELS, _ROW_STEP_CHANNELS, _ROW_STEP_WIDTH = 2048, 64, 8
-# x86: contiguous ones take 0.25 to 0.6 ns, the library 0.3 to 0.5; with fewer pixels a channel 0.5 to 1.4 and
-# 0.3 to 0.6, steps 1.2 to 5.7 and 1.0 to 2.6. With channels last they take 0.24 to 0.65 ns with wide slabs,
-# where the library takes 0.3 to 0.5; else 0.4 to 33, their steps up to 80, where it takes 0.25 to 0.6 and 0.9
-# to 1.5.
-# Xeon with AVX-512, one thread, PyTorch 2.11, 56 drawn norms.
-_X86_PIXELS, _X86_WIDTH = 64, 32
-
-
-# x86: from so many elements on, these take PyTorch 1.2 to 3.4 ns an element and the library 0.25 to 0.5; steps
-# 2.0 to 6.7 and 1.1 to 1.6. A call of either takes 5 to 11 us. Two threads of a Xeon with AVX-512, PyTorch
-# 2.11. Others take PyTorch 0.7 to 1.7 times as long as the library. Arm: not measured.
-_COSTLY = ("elu", "mish", "softplus", "gelu_tanh")
-_COSTLY_ELEMENTS = 2**14
-
-
-def is_costly(block: str) -> bool:
-    """Whether a block is an activation alone that takes PyTorch long."""
-    return "|" not in block and block.partition("(")[0] in _COSTLY
-
-
-@functools.lru_cache(maxsize=4096)
-def takes_alone(block: str, input: Geometry, gradients: bool) -> bool:
-    """Whether a norm or a costly activation alone is predicted to be faster here than PyTorch's in the same
-    layout.
-
-    `gradients`: whether any are wanted.
-    """
-    sizes, strides, _, _ = input
-    if is_costly(block):
-        return on_core(False, True) and math.prod(sizes) >= _COSTLY_ELEMENTS
-    if 0 in sizes:
-        return False
-    channels, pixels = sizes[1], math.prod(sizes[2:])
-    norm = next(stage for stage in describe(block).stages if isinstance(stage, Norm))
-    width = channels // norm.group_count(channels)
-    contiguous = format_of(sizes, strides) == torch.contiguous_format
-    if on_core(False, True):
-        return pixels < _X86_PIXELS if contiguous else width < _X86_WIDTH
-    if contiguous:
-        return True
-    if not gradients:
-        return pixels < _ROW_PIXELS or channels < _ROW_CHANNELS
-    if pixels < _ROW_STEP_PIXELS or channels < _ROW_STEP_CHANNELS:
-        return True
-    return width < _ROW_STEP_WIDTH

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onepass import _eager, _fallback, _library, _numerics, tuning
+from onepass import _choices, _eager, _fallback, _library, _numerics, tuning
 from onepass._autograd import Stages, applied, differentiable_again, is_exporting
 from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Description, constant, describe
 from onepass._fallback import Site
+from onepass._operator import BuildFailed as BuildFailed
+from onepass._operator import call as _call
 from onepass._redone import counter
 from onepass._types import result_dtype
 
@@ -42,12 +44,12 @@ def apply(
     frozen = None if isinstance(site, str) else site.frozen
     if frozen is not None:
         frozen.expect_change()
-    # Whole blocks have one type: the fp32 scale of a batch norm of 16 bits is no mistake to be told of.
-    counting = None if settled and out_dtype is not None else site
-    trains = any(_wanted(input, parameters))
+    trains = _wants_any(input, parameters)
     if trains and description.after_conv is None:  # each pass is decided by itself
         return _run_apart(description, input, parameters, out_dtype, policy, site)
-    words = _words_of_whole(description, input, parameters, out_dtype, policy, counting)
+    # Whole blocks have one type: the fp32 scale of a batch norm of 16 bits is no mistake to be told of.
+    counting = None if settled and out_dtype is not None else site
+    words = _words_of_call(description, input, parameters, out_dtype, site, counting)
     if words is not None:
         if trains:
             return applied(_Whole, (block, words, site), (input, *parameters))
@@ -57,8 +59,7 @@ def apply(
                 operator, numerics = torch.ops.onepass.frozen_forward.default, words[0]
                 packed, packing, redone = kept.tensor, kept.packing, counter(site, input)
                 return _call(operator, input, parameters, block, numerics, packed, packing, redone)
-        operator = torch.ops.onepass.whole_forward.default
-        return _call(operator, input, parameters, block, words[0], counter(site, input))
+        return _call(_whole_forward, input, parameters, block, words[0], counter(site, input))
     return _run_apart(description, input, parameters, out_dtype, policy, site)
 
 
@@ -67,7 +68,7 @@ def apply(
 
 def is_whole(block: str, input: Tensor, parameters: Sequence[Tensor], site: Site | str) -> bool:
     """Whether apply would run the block in one operator; `parameters` may stand for others of their types."""
-    return _words_of_whole(describe(block), input, parameters, None, _policy_of(site)) is not None
+    return _words_of_call(describe(block), input, parameters, None, site, None) is not None
 
 
 def _policy_of(site: Site | str) -> str:
@@ -158,6 +159,28 @@ def _passes_of(
     return _Passes((forward or "", backward), convolves, tuple(ours))
 
 
+def _words_of_call(
+    description: Description,
+    input: Tensor,
+    parameters: Sequence[Tensor],
+    out_dtype: torch.dtype | None,
+    site: Site | str,
+    counting: Site | str | None,
+) -> Words | None:
+    """As _words_of_whole. A place keeps the answer for calls without gradients."""
+    policy, key = _policy_of(site), None
+    if not (isinstance(site, str) or out_dtype is not None or _wants_any(input, parameters)):
+        key = _choices.key_of(description.text, input, parameters, policy)
+        if key in site.choices:
+            return site.choices[key]
+    if key is not None and not _numerics.is_known(policy, description.conv, input, parameters[0]):
+        key = None
+    words = _words_of_whole(description, input, parameters, out_dtype, policy, counting)
+    if key is not None:
+        _choices.keep(site.choices, key, words)
+    return words
+
+
 def _words_of_whole(
     description: Description,
     input: Tensor,
@@ -227,7 +250,7 @@ def _is_decided_later(input: Tensor, parameters: Sequence[Tensor], out_dtype: to
     """Whether a graph of Dynamo, which cannot ask the plan, holds the block as one operator: gradients are
     not wanted. The operator is what it decides to be when the graph is lowered.
     """
-    return not any(_wanted(input, parameters)) and _has_one_type(input, parameters, out_dtype)
+    return not _wants_any(input, parameters) and _has_one_type(input, parameters, out_dtype)
 
 
 def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str, policy: str) -> Tensor:
@@ -250,6 +273,7 @@ def _lowered_block(input: Tensor, parameters: Sequence[Tensor], block: str, poli
 
 
 if _library.available():
+    _whole_forward = torch.ops.onepass.whole_forward.default
     _operators = torch.library.Library("onepass", "FRAGMENT")
     _operators.define("cuda_block(Tensor input, Tensor[] parameters, str block, str policy) -> Tensor")
     _operators.impl("cuda_block", _lowered_block, "CompositeImplicitAutograd")
@@ -260,6 +284,11 @@ def _how(description: Description, input: Tensor, words: str) -> tuple[str, tupl
     last = memory_format(input) != torch.contiguous_format
     mode = _numerics.mode_of(input.dtype, words)
     return description.text, tuple(input.shape), mode, last, str(input.device)
+
+
+def _wants_any(input: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Whether any gradient is wanted."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (input, *parameters))
 
 
 def _wanted(input: Tensor, parameters: Sequence[Tensor]) -> tuple[bool, ...]:
@@ -276,7 +305,7 @@ def _is_worth_fusing(block: str, sizes: tuple[int, ...], mode: str, last: bool, 
 
 
 _CLOSE = 3.0  # predictions this far apart are not doubted
-_choices: dict[tuple[Any, ...], bool] = {}
+_measured: dict[tuple[Any, ...], bool] = {}
 
 
 def _tuned(
@@ -286,8 +315,8 @@ def _tuned(
 
     None where the predictions are not close, or nothing can be measured now.
     """
-    if how in _choices:
-        return _choices[how]
+    if how in _measured:
+        return _measured[how]
     if torch.cuda.is_current_stream_capturing():
         return None
     block, sizes, mode, last, device = how
@@ -301,8 +330,8 @@ def _tuned(
 
     ways = {"whole": lambda: whole(input, parameters, block, words), "parts": parts}
     question = f"{block} @ {sizes} {mode} {'nhwc' if last else 'nchw'}: whole or parts"
-    _choices[how] = tuning.faster(input.device, question, ways) == "whole"
-    return _choices[how]
+    _measured[how] = tuning.faster(input.device, question, ways) == "whole"
+    return _measured[how]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -422,25 +451,6 @@ def _run_tail(
     if differentiate and torch.is_grad_enabled() and not is_exporting():
         return applied(_Tail, (description.text, out_dtype, words), (input, *parameters))
     return _call(torch.ops.onepass.forward.default, input, parameters, description.text, out_dtype, words)
-
-
-class BuildFailed(RuntimeError):
-    """No row of the table has a kernel that compiles."""
-
-
-def _call(operator: Any, *arguments: Any) -> Any:
-    """Runs the operator. Exceptions pass the stable interface as text: those of memory and of the compiler
-    are made anew.
-    """
-    try:
-        return operator(*arguments)
-    except (RuntimeError, ValueError) as error:
-        text = str(error)
-        if text.startswith("CUDA out of memory."):
-            raise torch.OutOfMemoryError(text) from None
-        if text.startswith("kernel ") and " compile" in text:
-            raise BuildFailed(text.splitlines()[0]) from error
-        raise
 
 
 def why_eager(*dtypes: torch.dtype) -> str | None:

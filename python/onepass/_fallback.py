@@ -40,10 +40,11 @@ class Site(Counted):
     It counts calls that leave the fused path, by what ran and why, and samples that a GPU computes again. A
     copy starts at zero. `said` holds what was warned of; the chains of one module share it. `numerics` is the
     policy of its blocks, None for onepass.numerics(). `layer` is what a report calls the block, `name` the
-    module that runs it. `frozen` has the packed weights of a frozen model.
+    module that runs it. `frozen` has the packed weights of a frozen model, `choices` what was decided for
+    calls on a GPU (_cuda).
     """
 
-    __slots__ = ("counts", "frozen", "name", "numerics", "said")
+    __slots__ = ("choices", "counts", "frozen", "name", "numerics", "said")
 
     def __init__(
         self, name: str, said: set[str] | None = None, numerics: str | None = None, layer: str | None = None
@@ -52,6 +53,7 @@ class Site(Counted):
         self.name = name
         self.numerics = numerics
         self.frozen: Frozen | None = None
+        self.choices: dict[tuple[Any, ...], Any] = {}
         self.counts: dict[str, int] = {}
         self.said: set[str] = set() if said is None else said
 

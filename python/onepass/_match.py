@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from onepass import _handwritten
-from onepass._cpu import is_costly
+from onepass._alone import is_costly
 from onepass._stage import NoMatch, Operand, Stage
 from onepass._stages import CONV_TYPES, function_reader, module_reader, scale, shift, static_shape
 from onepass._trace import Trace, has_hooks
@@ -60,10 +60,14 @@ class Chain:
         return [stage for stage in self.stages if stage.text]
 
     @property
-    def is_single(self) -> bool:
-        """Whether it is a norm, or an activation that takes PyTorch long, and nothing else."""
+    def single(self) -> str | None:
+        """"norm" where it is nothing else, "activation" where it is one that takes PyTorch long."""
         written = self.written
-        return len(written) == 1 and (written[0].kind == "norm" or is_costly(written[0].text))
+        if len(written) != 1:
+            return None
+        if written[0].kind == "norm":
+            return "norm"
+        return "activation" if is_costly(written[0].text) else None
 
     @property
     def leaves(self) -> list[str]:
@@ -102,7 +106,7 @@ class Chain:
 class Graph:
     """A traced graph read as stages."""
 
-    singles = False  # whether a norm or a costly activation is worth a call
+    singles: tuple[str, ...] = ()  # of "norm" and "activation", those that may be worth a call alone
     # Whether others may ask for the sizes of a value inside a chain: they are given them without it.
     gives_sizes = False
 
@@ -306,7 +310,7 @@ class Graph:
     def is_worth(self, chain: Chain) -> bool:
         """At least two stages, not all of them constants to multiply with or add; or a single, where asked."""
         written = chain.written
-        if self.singles and chain.is_single:
+        if chain.single in self.singles:
             return True
         plain = all(stage.text.startswith(("mul(", "add(")) for stage in written)
         return len(written) >= 2 and not plain

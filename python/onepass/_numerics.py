@@ -85,6 +85,13 @@ def forward_words(policy: str, conv: Conv, input: Tensor, weight: Tensor) -> str
     return _PRECISIONS.get(_rounding.rounds(conv, input, weight, False)[0])
 
 
+def is_known(policy: str, conv: Conv, input: Tensor, weight: Tensor) -> bool:
+    """Whether forward_words will give the same for such a call from now on."""
+    if known_words(policy, input.dtype) is not None:
+        return True
+    return _rounding.rounds(conv, input, weight, False) is not _rounding.NEVER
+
+
 def backward_words(
     policy: str, description: Description, input: Tensor, weight: Tensor, wanted: Sequence[bool]
 ) -> str:

@@ -196,6 +196,12 @@ def _require_one_type(
     input: Tensor, parameters: Sequence[Tensor], device: str, settled: tuple[int, ...]
 ) -> None:
     """Autocast brings all but doubles together."""
+    dtype = input.dtype
+    for parameter in parameters:
+        if parameter.dtype is not dtype:
+            break
+    else:
+        return
     dtypes = {input.dtype, *(p.dtype for number, p in enumerate(parameters) if number not in settled)}
     if len(dtypes) > 1 and (torch.float64 in dtypes or not torch.is_autocast_enabled(device)):
         raise TypeError("its tensors have several types, which PyTorch may refuse")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onepass import _batch_norm, _cpu, _cuda, _fallback, _ops
+from onepass import _alone, _batch_norm, _cpu, _cuda, _fallback, _ops
 from onepass._description import Norm, describe
 from onepass._fallback import Site
 from onepass._frozen import Frozen
@@ -37,7 +37,7 @@ class Call:
     bare: bool = False  # a convolution and its batch norm, nothing else
     alone: bool = False  # a norm or an activation, nothing else
     input: _cpu.Geometry | None = None
-    declined: _cpu.Geometry | None = None  # an input in f32 that, alone and without gradients, is PyTorch's
+    declined: _cpu.Geometry | None = None  # an input that, alone and without gradients, is PyTorch's
 
     def renewed(self, said: set[str]) -> Call:
         """For a copy of the module: nothing has run yet."""
@@ -268,7 +268,7 @@ def _spec(chain: Chain, text: str, original: Callable[..., Any]) -> _Spec:
         chain.dimensions[0] - 2 if keeps else 0,
         any(stage.kind == "norm" for stage in chain.stages),
         [stage.kind for stage in chain.written] == ["conv", "affine"],
-        chain.is_single,
+        chain.single is not None,
         original,
     )
 
@@ -348,19 +348,18 @@ def _is_whole(text: str, input: Tensor, given: list[Any], call: Call) -> bool:
 
 
 def _is_taken(text: str, input: Tensor, parameters: list[Any], call: Call) -> bool:
-    """Whether a single stage is the library's: in f32 on a CPU, where it is predicted to be faster there."""
-    if torch.compiler.is_compiling() or not input.is_cpu:
+    """Whether a single stage is the library's: where it is predicted to be faster."""
+    if torch.compiler.is_compiling():
         return False
     geometry = _cpu.geometry_of(input)
     if geometry == call.declined and not torch.is_grad_enabled():
         return False  # 1.6 us less of a call that takes PyTorch 15
     call.input, call.declined = geometry, None
-    tensors = (input, *parameters)
-    if _is_any_autocast_enabled() or any(tensor.dtype is not torch.float32 for tensor in tensors):
+    if _is_any_autocast_enabled() or not _alone.is_computed(input, parameters):
         return False
-    gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (input, *parameters))
     try:
-        taken = _cpu.takes_alone(text, geometry, gradients)
+        taken = _alone.takes_alone(text, geometry, gradients)
     except TypeError:  # symbolic sizes have no hash
         return False
     if not (taken or gradients):

@@ -106,9 +106,15 @@ class Rewriter:
     def _graph(self, traced: Trace, mutating: Iterable[nn.Module], whole: Trace) -> Graph:
         graph = Graph(traced, self.conv, mutating, whole.opaque)
         graph.gives_sizes = self.gives_sizes
-        # A call chooses who runs it (_cpu.takes_alone). On a GPU that would cost more than it gains.
-        graph.singles = all(parameter.is_cpu for parameter in self.module.parameters())
+        graph.singles = self._singles()
         return graph
+
+    def _singles(self) -> tuple[str, ...]:
+        """What may stand alone: a call chooses who runs it (_alone.takes_alone). Activations gain on a CPU."""
+        devices = {parameter.device.type for parameter in self.module.parameters()}
+        if devices <= {"cpu"}:
+            return ("norm", "activation")
+        return ("norm",) if devices == {"cuda"} else ()
 
     def _trace_again(self, pattern: Pattern, training: bool, needed: set[str], whole: Trace) -> Trace:
         """Traces through only the modules that chains of this forward reach into: others run as they are."""

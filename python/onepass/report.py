@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onepass import _cpu, _fallback, _library
+from onepass import _alone, _cpu, _fallback, _library
 from onepass._conv_gradients import format_of
 from onepass._description import describe
 from onepass._fallback import Site
@@ -268,8 +268,8 @@ def _plan(call: Call) -> str | None:
     try:
         how = {"dtype": dtype, "layout": layout, "device": device, "numerics": call.site.numerics}
         threads = torch.get_num_threads()
-        if call.alone and not (device.type == "cpu" and _cpu.takes_alone(call.block, call.input, False)):
-            return f"-> PyTorch's own {'activation' if _cpu.is_costly(call.block) else 'norm'}"
+        if call.alone and not _alone.takes_alone(call.block, call.input, False):
+            return f"-> PyTorch's own {'activation' if _alone.is_costly(call.block) else 'norm'}"
         if device.type == "cpu" and _cpu.leaves_convolution(call.block, call.input, threads, False):
             description = describe(call.block)
             tail = explain(description.tail, description.conv_output_shape(sizes), **how)

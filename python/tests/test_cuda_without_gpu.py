@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
-from onepass import _cuda, _eager, _ops
+from onepass import _alone, _cuda, _eager, _ops
 from onepass._conv_gradients import conv_gradients_by_torch
 from onepass._description import describe
 from onepass.optimizing import variants
@@ -115,6 +115,38 @@ def test_the_tail_adds_the_bias_of_pytorchs_convolution(with_kernels) -> None:
     convolution, tail = (node for node in program.graph.nodes if node.op == "call_function")
     assert len(convolution.args) == 2 and len(tail.args[1]) == 3
     assert tail.args[2] == "channel_add | swish | group_norm(4) | mean"
+
+
+@pytest.mark.parametrize(
+    ("block", "sizes", "contiguous", "gains"),
+    [
+        ("group_norm(4)", (5, 8, 1721464), True, True),  # few slabs: PyTorch reads each with one block
+        ("instance_norm", (64, 64, 128, 128), True, True),
+        ("group_norm(256)", (27, 4096, 32, 64), False, True),
+        ("group_norm(128)", (87, 1024, 16, 10), False, True),  # PyTorch turns them first
+        ("group_norm(4)", (2, 16, 8, 8), True, False),  # a call costs more than the kernel
+        ("group_norm(4)", (2, 16, 8, 8), False, False),
+        ("group_norm(3)", (64, 64, 128, 128), True, False),  # refused, by PyTorch
+    ],
+)
+def test_a_norm_alone_is_ours_where_pytorchs_is_slow(block, sizes, contiguous: bool, gains: bool) -> None:
+    assert _alone.gains_on_gpu(block, sizes, "f32", contiguous, "cuda:sm_90a") is gains
+
+
+@pytest.mark.parametrize("gains", [False, True])
+def test_a_call_of_a_norm_alone_chooses(with_kernels, gains: bool, monkeypatch) -> None:
+    monkeypatch.setattr(_alone, "gains_on_gpu", lambda *_: gains)
+    _alone.takes_alone.cache_clear()
+    with FakeTensorMode(), torch.no_grad():
+        norm = torch.nn.GroupNorm(4, 8, device="cuda")
+        fused = onepass.fuse(torch.nn.Sequential(torch.nn.MaxPool2d(2), norm, torch.nn.MaxPool2d(2)))
+        x = torch.empty(2, 8, 12, 12, device="cuda", dtype=torch.float32)
+        assert fused(x).shape == (2, 8, 3, 3)
+        assert [call.block for call in fused._onepass.calls] == ["group_norm(4)"] * 2  # of both modes
+        assert any(call.declined for call in fused._onepass.calls) is not gains
+        assert ("PyTorch's own norm" in str(onepass.report(fused))) is not gains
+        assert not _alone.is_computed(x.half(), list(norm.parameters()))  # PyTorch refuses mixed types
+    _alone.takes_alone.cache_clear()
 
 
 @pytest.mark.parametrize("ours", [(True, False), (False, True), (True, True)])

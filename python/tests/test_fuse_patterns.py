@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fuse_support import blocks, check, reasons
 from torch import Tensor, nn
 
-from onepass import _cpu, _eager, fuse, report
+from onepass import _alone, _cpu, _eager, fuse, report
 
 # By its gradient at the limits.
 CLAMP = "clamp" if _eager.CLAMP_PASSES_LIMITS else "hardtanh"
@@ -370,7 +370,7 @@ def test_a_lone_batch_norm_is_not_fused() -> None:
 def test_a_lone_norm_on_a_cpu_is_a_call_that_chooses(channels_last: bool, monkeypatch) -> None:
     x = image().contiguous(memory_format=torch.channels_last) if channels_last else image()
     for taken in (False, True):
-        monkeypatch.setattr(_cpu, "takes_alone", lambda *_, taken=taken: taken)
+        monkeypatch.setattr(_alone, "takes_alone", lambda *_, taken=taken: taken)
         fused = check(around(nn.GroupNorm(2, 8)), x, expect=["group_norm(2)"])
         assert ("PyTorch's own norm" in (report(fused).fused[0].plan or "")) is not taken
 
@@ -388,7 +388,7 @@ def test_a_lone_norm_on_a_cpu_is_a_call_that_chooses(channels_last: bool, monkey
 )
 def test_a_lone_costly_activation_on_a_cpu_is_a_call_that_chooses(activation, text, monkeypatch) -> None:
     for taken in (False, True):
-        monkeypatch.setattr(_cpu, "takes_alone", lambda *_, taken=taken: taken)
+        monkeypatch.setattr(_alone, "takes_alone", lambda *_, taken=taken: taken)
         fused = check(around(activation), image(), expect=[text])
         assert ("PyTorch's own activation" in (report(fused).fused[0].plan or "")) is not taken
 
@@ -413,7 +413,7 @@ def test_small_lone_activations_are_pytorch_s() -> None:
     for pixels, taken in ((2, False), (64, True)):
         shape = torch.Size((1, 8, pixels, pixels))
         geometry = (shape, torch.empty(shape).stride(), torch.float32, device)
-        assert _cpu.takes_alone("mish", geometry, False) is (taken and _cpu.on_core(False, True))
+        assert _alone.takes_alone("mish", geometry, False) is (taken and _cpu.on_core(False, True))
 
 
 def test_a_lone_norm_elsewhere_stays_as_it_is() -> None:

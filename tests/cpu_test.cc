@@ -295,6 +295,32 @@ TEST(CpuStrategies, AgreeWithTheReferenceOnPositionsByPointers) {
   expect_agreement(blocks, "conv_indirect", 91);
 }
 
+// Runs of terms in place: borders, dilation, classes with and without taps, groups whose taps lie apart, runs
+// that are longer than a chunk, several samples and blocks of one, inputs that are turned, 16 bits.
+TEST(CpuStrategies, AgreeWithTheReferenceOnRuns) {
+  const char* const blocks[] = {
+      "conv2d(24,1,k=1) | relu @ 5x24x2x3 nhwc",
+      "conv2d(24,5,k=3,p=1) | relu @ 5x24x2x3",
+      "conv2d(48,6,k=4,s=3,p=2) | sigmoid | group_norm(1) | mean @ 3x48x29x17",
+      "conv2d(19,3,k=5,p=2) | gelu @ 2x19x3x31 f16 nhwc",
+      "conv2d(33,7,k=3,p=1) | gelu | group_norm(7) | tanh @ 7x33x40x41 nhwc",
+      "conv2d(33,7,k=3,p=1) | gelu | group_norm(7) | tanh @ 3x33x40x41 bf16",
+      "conv3d(5,4,k=3x2x4,s=2x1x3,p=1x0x2) | swish | group_norm(2) | relu @ 2x5x9x8x11 nhwc",
+      "conv3d(18,8,k=5,p=2,groups=2) | leaky_relu(0.01) | group_norm(8) | swish @ 2x18x6x7x8 nhwc",
+      "conv3d(18,8,k=5,p=2,groups=2) | leaky_relu(0.01) | group_norm(8) | swish @ 2x18x6x7x8",
+      "conv2d(6,5,k=7,p=6,d=2) | relu @ 2x6x5x4 nhwc",
+      "conv1d(1100,3,k=3,p=1) | relu | group_norm(3) @ 3x1100x19",
+      "conv2d(700,9,k=2,p=1) | relu | group_norm(3) @ 2x700x9x5 nhwc",
+      "conv_transpose2d(20,3,k=2,s=3,p=1,op=2) | relu | group_norm(3) @ 3x20x14x9 nhwc",
+      "conv_transpose3d(20,2,k=3,s=2) | relu @ 3x20x4x4x4",
+      "conv_transpose2d(18,12,k=1,groups=3) | relu | mean @ 2x18x19x23",
+      "conv_transpose2d(8,12,k=5,s=2,p=2,groups=2) | relu | mean @ 2x8x19x23 f16 nhwc",
+      "conv_transpose1d(130,6,k=7,s=2,p=3,op=1) | hardswish | group_norm(2) @ 17x130x18",
+      "conv2d(9,64,k=3) | relu | instance_norm | tanh @ 2x9x29x31 nhwc",
+  };
+  expect_agreement(blocks, "conv_run_lanes", 93);
+}
+
 // Strides that are picked from vectors and others, ragged blocks of channels, rows shorter than a vector.
 TEST(CpuStrategies, AgreeWithTheReferenceOnStridedRows) {
   const char* const blocks[] = {
@@ -393,6 +419,13 @@ TEST(CpuStrategies, ReadPlanesInPlaceForFewOutputs) {
   EXPECT_NE(chosen("conv3d(48,4,k=7,s=3,p=3) @ 1x48x32x24x24 nhwc"), "conv_pixel_lanes");
 }
 
+TEST(CpuStrategies, TakeLanesOfRunsForFewOutputs) {
+  const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
+  EXPECT_EQ(chosen("conv3d(48,4,k=7,s=3,p=3) @ 1x48x32x24x24 nhwc"), "conv_run_lanes");
+  EXPECT_EQ(chosen("conv2d(64,3,k=3,p=1) | tanh @ 2x64x64x64 nhwc"), "conv_run_lanes");
+  EXPECT_NE(chosen("conv2d(64,65,k=3,p=1) | tanh @ 2x64x64x64 nhwc"), "conv_run_lanes");
+}
+
 TEST(CpuStrategies, GatherTheTermsOfFewPixelsAlone) {
   const auto chosen = [](const char* text) { return plan(Problem::parse(text, Device::cpu(1))).strategy(); };
   EXPECT_EQ(chosen("conv2d(256,128,k=3) | relu @ 16x256x3x4"), "conv_term_lanes");
@@ -429,6 +462,8 @@ TEST(CpuStrategies, GiveASampleTheSameBitsInAnyBatch) {
       {"conv2d(40,9,k=1) | gelu | group_norm(3) @ 5x40x6x9", "conv_planes"},
       {"conv2d(40,9,k=3,p=1) | gelu | group_norm(3) @ 5x40x6x9 nhwc", "conv_indirect"},
       {"conv_transpose2d(40,9,k=3,s=2) | gelu | group_norm(3) @ 9x40x3x4", "conv_indirect"},
+      {"conv2d(40,9,k=3,p=1) | gelu | group_norm(3) @ 9x40x6x9 nhwc", "conv_run_lanes"},
+      {"conv_transpose2d(40,9,k=3,s=2) | gelu | group_norm(3) @ 9x40x3x4", "conv_run_lanes"},
   };
   for (const auto& [text, strategy] : blocks) {
     const Problem all = Problem::parse(text, Device::cpu(thread_count));

@@ -10,6 +10,7 @@
 #include "cpu/group_convolution.h"
 #include "cpu/indirect_convolution.h"
 #include "cpu/plane_convolution.h"
+#include "cpu/run_convolution.h"
 
 namespace onepass::cpu {
 namespace {
@@ -46,6 +47,7 @@ std::unique_ptr<const Convolver> make_convolver(const Problem& problem, const Is
   if (lanes == Lanes::groups) return std::make_unique<GroupConvolution>(problem, isa, cut);
   if (lanes == Lanes::planes) return std::make_unique<PlaneConvolution>(problem, isa, cut);
   if (lanes == Lanes::positions) return std::make_unique<IndirectConvolution>(problem, isa, cut);
+  if (lanes == Lanes::runs) return std::make_unique<RunConvolution>(problem, isa, cut);
   return std::make_unique<ConvolutionStage>(problem, isa, lanes, cut, bound);
 }
 
@@ -76,9 +78,10 @@ BlockKernel::BlockKernel(const Problem& problem, const Isa& isa, std::optional<L
   units_.per_sample = middle_ == Middle::slab ? units_of_sample(group_count_, channels_ * pixels_) : 1;
   units_.channels = channels_ / units_.per_sample;
   if (lanes) {
-    // Weights in channels last are read by pointers to positions alone; for others they are copied to f32.
+    // Weights in channels last are read by pointers to positions and by runs; for others they are copied.
     Problem convolved = problem;
-    if (*lanes != Lanes::positions && lies_channels_last(problem.parameters[0])) {
+    const bool reads_last = *lanes == Lanes::positions || *lanes == Lanes::runs;
+    if (!reads_last && lies_channels_last(problem.parameters[0])) {
       convolved.parameters[0] = TensorSpec::dense(DType::f32, problem.parameters[0].sizes);
       copied_weights_ = element_count(problem.parameters[0].sizes);
     }

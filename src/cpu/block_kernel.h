@@ -97,6 +97,24 @@ class BlockKernel final : public Kernel {
     double mean = 0;
     double m2 = 0;
   };
+  // Means of neighbouring channels in the output.
+  struct Means {
+    DType dtype = DType::f32;
+    char* first = nullptr;
+    int64_t stride_bytes = 0;
+
+    void store(int64_t channel, double value) const;
+  };
+
+  // Of some slabs of a unit, from the first one's first channel on: the norm's parameters, and where the norm
+  // of each channel goes.
+  struct SlabNorms {
+    const float *weight = nullptr, *bias = nullptr;
+    float *centre = nullptr, *scale = nullptr, *shift = nullptr;
+    float* statistics = nullptr;                  // of each slab; null where nobody asks
+    double channel_share = 1, element_share = 1;  // of a slab
+    Means means;
+  };
 
   void choose_middle();
   void choose_passes();
@@ -139,10 +157,12 @@ class BlockKernel final : public Kernel {
   void keep_statistics(const Call& call, int64_t unit, const Range& channels, int64_t block,
                        const Running& running) const;
 
-  void finish(const Call& call, int64_t unit, int64_t group) const;
-  void finish_mean(const Call& call, int64_t unit, int64_t channel) const;
-  Moments channel_moments(const Call& call, const Pass& pass, int64_t unit, int64_t channel) const;
-  void store_mean(const Call& call, const Unit& unit, int64_t channel, double value) const;
+  void finish(const Call& call, int64_t unit, Range groups) const;
+  void finish_slab(const SlabNorms& norms, int64_t slab, const std::vector<Moments>& moments) const;
+  Moments channel_moments(const Pass& pass, const float* first) const;
+  void join_blocks(const Pass& pass, const float* first, Moments& total) const;
+  Means means_of(const Call& call, int64_t unit, int64_t channel) const;
+  void store_means(const Call& call, const Pass& pass, int64_t unit, Range channels) const;
 
   Problem problem_;
   const Isa& isa_;

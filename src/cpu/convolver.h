@@ -20,8 +20,9 @@ namespace onepass::cpu {
 inline constexpr int64_t max_chain_terms = 256;
 
 // What the SIMD lanes of a convolution are. Those of planes are pixels of an input that is read in place,
-// those of positions are output channels of positions that are read by pointers.
-enum class Lanes : uint8_t { channels, pixels, terms, groups, planes, positions };
+// those of positions are output channels of positions that are read by pointers. Those of runs are terms that
+// are read in place.
+enum class Lanes : uint8_t { channels, pixels, terms, groups, planes, positions, runs };
 inline bool has_pixel_lanes(Lanes lanes) { return lanes == Lanes::pixels || lanes == Lanes::planes; }
 
 // Output channels that one task computes: within one group of the convolution, unless lanes are groups.

@@ -10,6 +10,7 @@
 #include "cpu/group_convolution.h"
 #include "cpu/indirect_convolution.h"
 #include "cpu/plane_convolution.h"
+#include "cpu/run_convolution.h"
 
 namespace onepass::cpu {
 namespace {
@@ -26,8 +27,10 @@ struct Rates {
   double turn_ns;             // per element: a panel's change of orientation
   double pack_ns;             // per weight
   double bytes_per_second;
-  // Shares of the tiles' rates: convolutions by pointers of the channel tile's, planes of the pixel tile's.
+  // Shares of the tiles' rates: convolutions by pointers and by runs of the channel tile's, planes of the
+  // pixel tile's.
   double pointer_share;
+  double run_share;
   double plane_share;
   double gather_ns;      // per gathered term
   double gather_run_ns;  // per run of them
@@ -36,15 +39,16 @@ struct Rates {
 constexpr Rates rates[] = {
     // Neoverse-V1, 2.6 GHz: tiles 64 and 52 GFLOP/s of a peak of 83, swish 0.8 ns, one core writes about 20
     // GB/s.
-    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1, 0.30, 1.2},
-    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 1, 0.30, 1.2},
+    {"neon", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 0.9, 1, 0.30, 1.2},
+    {"neon_without_aes", 64e9, 52e9, 0.20, 0.80, 0.30, 0.15, 1.3, 20e9, 1.12, 0.9, 1, 0.30, 1.2},
     // Xeon with AVX-512, peak 165 to 180 GFLOP/s. Eight convolutions of 2 to 64 channels: channel tiles run
     // at 78 to 125 GFLOP/s, pixel tiles at 49 to 79. On AVX2 they run at 35 to 68 and 33 to 48. Turning
     // panels takes 0.3 to 1.3 ns an element on AVX-512, 0.2 to 0.7 on AVX2; swish 0.3 and 0.4, gelu 0.5 and
     // 0.65. The shares and the rate of memory: another Xeon, peak 243 GFLOP/s, 116 drawn blocks on every row,
-    // 2026-11-18. Gathered terms: runs of 2, 3 and 128 take 0.78, 0.66 and 0.62 ns each, 2026-11-19.
-    {"avx3", 100e9, 72e9, 0.14, 0.30, 0.10, 0.50, 0.7, 20e9, 1.4, 1.5, 0.60, 0.30},
-    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9, 1.12, 1, 0.60, 0.30},
+    // 2026-11-18. Gathered terms: runs of 2, 3 and 128 take 0.78, 0.66 and 0.62 ns each, 2026-11-19. Runs:
+    // twelve convolutions of 1 to 12 outputs, 2026-11-19 (docs/lab/map.md); on the others an estimate.
+    {"avx3", 100e9, 72e9, 0.14, 0.30, 0.10, 0.50, 0.7, 20e9, 1.4, 1.25, 1.5, 0.60, 0.30},
+    {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9, 1.12, 0.9, 1, 0.60, 0.30},
 };
 
 const Rates& rates_of(const Isa& isa) {
@@ -70,6 +74,8 @@ constexpr double row_call_ns = 30;        // of a channel tile, beside its produ
 constexpr double position_ns = 16;        // that is read by pointers to taps
 constexpr double pointer_ns = 2;          // of a position and a tap
 constexpr double tile_run_ns = 4;         // of a tap of a register tile by pointers
+constexpr double partial_run_ns = 10;     // of one that ends in a part of a vector
+constexpr double chunk_sum_ns = 4;        // of adding the lanes of up to four sums
 constexpr double copied_weight_ns = 0.7;  // from channels last
 constexpr double panel_ns = 300;          // of handing a panel of sums on through the steps
 
@@ -82,6 +88,13 @@ double staging_ns(const Rates& rate, const ConvolutionStage& convolution) {
   return stride < 64 ? 3 * rate.move_ns : 5.0;
 }
 
+// Weights that the tasks read come from L2 or L3, at twice the rate of memory, where L1 does not hold them.
+double weight_seconds(const Rates& rate, const Convolver& convolution) {
+  constexpr int64_t l1_floats = 16 * 1024;
+  const double read_floats = convolution.packed_floats() > l1_floats ? convolution.read_weights() : 0;
+  return read_floats * sizeof(float) / (2 * rate.bytes_per_second);
+}
+
 // Convolutions by windows and packed weights.
 double tiled_seconds(const Rates& rate, const ConvolutionStage& convolution) {
   // A pixel tile loads a vector of pixels for each of its channels' multiply-adds.
@@ -90,11 +103,7 @@ double tiled_seconds(const Rates& rate, const ConvolutionStage& convolution) {
   const double flops = convolution.lanes() == Lanes::channels
                            ? rate.channel_tile_flops
                            : rate.pixel_tile_flops * (tile + 1) / (max_pixel_tile_channels + 1);
-  // Packed weights come from L2 or L3, at twice the rate of memory.
-  constexpr int64_t l1_floats = 16 * 1024;
-  const double read_floats = convolution.packed_floats() > l1_floats ? convolution.read_weights() : 0;
-  return 2 * convolution.padded_multiply_adds() / flops +
-         read_floats * sizeof(float) / (2 * rate.bytes_per_second) +
+  return 2 * convolution.padded_multiply_adds() / flops + weight_seconds(rate, convolution) +
          static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9 +
          convolution.staged_elements() * staging_ns(rate, convolution) * 1e-9 +
          convolution.staged_rows() * staged_row_ns * 1e-9 + convolution.row_calls() * row_call_ns * 1e-9 +
@@ -151,7 +160,20 @@ double indirect_seconds(const Rates& rate, const IndirectConvolution& convolutio
          convolution.positions() * position_ns * 1e-9;
 }
 
+// Convolutions by runs. Inputs that are not in channels last are turned. With one tap, neighbouring positions
+// share nothing, and each is read from L2: conv2d(512,16,k=1) @ 1x512x80x44 nhwc 0.91 ms, by pointers 0.74.
+double run_seconds(const Rates& rate, const RunConvolution& convolution) {
+  const double share = convolution.has_one_tap() ? 0.65 * rate.run_share : rate.run_share;
+  const double products = 2 * convolution.padded_multiply_adds() / (rate.channel_tile_flops * share);
+  return products + weight_seconds(rate, convolution) +
+         static_cast<double>(convolution.packed_floats()) * rate.pack_ns * 1e-9 +
+         convolution.staged_elements() * (0.5 * rate.turn_ns + 1.5 * rate.move_ns) * 1e-9 +
+         convolution.tile_runs() * tile_run_ns * 1e-9 + convolution.partial_runs() * partial_run_ns * 1e-9 +
+         convolution.chunk_sums() * chunk_sum_ns * 1e-9 + convolution.positions() * position_ns * 1e-9;
+}
+
 double convolution_seconds(const Rates& rate, const Convolver& convolution) {
+  if (const auto* runs = dynamic_cast<const RunConvolution*>(&convolution)) return run_seconds(rate, *runs);
   if (const auto* indirect = dynamic_cast<const IndirectConvolution*>(&convolution)) {
     return indirect_seconds(rate, *indirect);
   }
@@ -267,7 +289,8 @@ double narrow_rows_ns(const Problem& problem, const Isa& isa, const BlockKernel&
     return 0;
   }
   double row_ns = 0;
-  const bool dense = convolution->lanes() == Lanes::groups;  // rows of few channels are folded then
+  // Rows of few channels are folded then.
+  const bool dense = convolution->lanes() == Lanes::groups || convolution->lanes() == Lanes::runs;
   for (const Segment& segment : convolution->segments_of_one_thread()) {
     if (dense && segment.channels.size() < isa.lanes) continue;
     if (segment.channels.size() % isa.lanes != 0) row_ns += partial_vector_ns;

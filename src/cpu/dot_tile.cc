@@ -4,7 +4,7 @@
 //   t]
 // Weights are read as they lie in memory, so nothing is packed. A tile is a few positions times four
 // channels: with six positions 24 multiply-adds take 10 loads. A sum has the same order of additions in every
-// tile.
+// tile. dot_runs does the same with a pointer for each position and several runs of terms.
 #include "cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -155,7 +155,96 @@ void dot_tile(const DotTileArguments& t) {
   }
 }
 
-void fill_dot_tile(Isa& isa) { isa.dot_tile = &dot_tile; }
+// One to four channels: sums of lanes are added as those of four.
+template <int kChannels, int kPositions>
+HWY_NOINLINE void dot_runs_at(const DotRunArguments& t, int64_t position, int64_t channel) {
+  const D d;
+  V acc[kPositions][kChannels];
+  const float* x[kPositions];
+  ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) {
+    x[p] = t.x[position + p];
+    ONEPASS_UNROLL for (int c = 0; c < kChannels; ++c) acc[p][c] = hn::Zero(d);
+  }
+  const float* const weights = t.weights + channel * t.weight_stride;
+  for (const DotRun* run = t.runs; run != t.runs + t.run_count; ++run) {
+    const float* w[kChannels];
+    ONEPASS_UNROLL for (int c = 0; c < kChannels; ++c) w[c] = weights + c * t.weight_stride + run->weight;
+    int64_t term = 0;
+    for (; term + lanes <= run->terms; term += lanes) {
+      V pixels[kPositions];
+      ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) pixels[p] = hn::LoadU(d, x[p] + run->x + term);
+      ONEPASS_UNROLL for (int c = 0; c < kChannels; ++c) {
+        const V weight = hn::LoadU(d, w[c] + term);
+        ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) acc[p][c] =
+            hn::MulAdd(pixels[p], weight, acc[p][c]);
+      }
+    }
+    if (term == run->terms) continue;
+    const int64_t left = run->terms - term;  // what lies behind them may be infinite
+    V pixels[kPositions];
+    V last[kChannels];
+    ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) pixels[p] = load_some(x[p] + run->x + term, left);
+    ONEPASS_UNROLL for (int c = 0; c < kChannels; ++c) last[c] = load_some(w[c] + term, left);
+    multiply_add<kChannels, kPositions>(acc, pixels, last);
+  }
+  ONEPASS_UNROLL for (int p = 0; p < kPositions; ++p) {
+    float sums[dot_channels];
+    if constexpr (kChannels == 1) {
+      add_lanes<1>(acc[p], sums);
+    } else {
+      V four[dot_channels];
+      ONEPASS_UNROLL for (int c = 0; c < dot_channels; ++c) four[c] = acc[p][std::min(c, kChannels - 1)];
+      add_lanes<dot_channels>(four, sums);
+    }
+    float* to = t.sums + t.rows[position + p] * t.sums_stride + channel;
+    ONEPASS_UNROLL for (int c = 0; c < kChannels; ++c) {
+      to[c] = sums[c] + (t.add ? to[c] : t.bias[channel + c]);
+    }
+  }
+}
+
+template <int kChannels, int kPositions = dot_positions>
+void dot_runs_of(const DotRunArguments& t, int64_t positions, int64_t position, int64_t channel) {
+  if (positions == kPositions) return dot_runs_at<kChannels, kPositions>(t, position, channel);
+  if constexpr (kPositions > 1) dot_runs_of<kChannels, kPositions - 1>(t, positions, position, channel);
+}
+
+template <int kChannels = dot_channels>
+void dot_runs_of_channels(const DotRunArguments& t, int64_t channels, int64_t channel, int64_t positions,
+                          int64_t position) {
+  if (channels == kChannels) return dot_runs_of<kChannels>(t, positions, position, channel);
+  if constexpr (kChannels > 1) dot_runs_of_channels<kChannels - 1>(t, channels, channel, positions, position);
+}
+
+// Channels and positions are split evenly over tiles: 6 channels as 3 + 3.
+void dot_runs(const DotRunArguments& t) {
+  if (t.positions == 0) return;
+  constexpr int64_t block_tiles = dot_block_channels / dot_channels;
+  const int64_t channel_tiles = (t.channels + dot_channels - 1) / dot_channels;
+  const int64_t position_tiles = (t.positions + dot_positions - 1) / dot_positions;
+  const auto part = [](int64_t size, int64_t count, int64_t i) { return size / count + (i < size % count); };
+  int64_t first = 0;  // channel of the block
+  for (int64_t block = 0; block < channel_tiles; block += block_tiles) {
+    const int64_t end = std::min(channel_tiles, block + block_tiles);
+    int64_t position = 0, channel = first;
+    for (int64_t i = 0; i < position_tiles; ++i) {
+      const int64_t positions = part(t.positions, position_tiles, i);
+      channel = first;
+      for (int64_t tile = block; tile < end; ++tile) {
+        const int64_t channels = part(t.channels, channel_tiles, tile);
+        dot_runs_of_channels(t, channels, channel, positions, position);
+        channel += channels;
+      }
+      position += positions;
+    }
+    first = channel;
+  }
+}
+
+void fill_dot_tile(Isa& isa) {
+  isa.dot_tile = &dot_tile;
+  isa.dot_runs = &dot_runs;
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace onepass::cpu

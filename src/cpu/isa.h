@@ -241,6 +241,28 @@ struct DotTileArguments {
   const float* bias = nullptr;  // not null, also where it is not added
 };
 
+// The same where terms are read in place, in runs of contiguous floats:
+//   sums[rows[p] * sums_stride + o] (+)= bias[o]
+//     + sum over runs r and terms t of x[p][r.x + t] * weights[o * weight_stride + r.weight + t]
+struct DotRun {
+  int64_t x = 0, weight = 0;  // offsets of the first term
+  int64_t terms = 0;
+};
+struct DotRunArguments {
+  const float* const* x = nullptr;  // of each position
+  const int32_t* rows = nullptr;
+  int64_t positions = 0;
+  int64_t channels = 0;
+  const DotRun* runs = nullptr;
+  int64_t run_count = 0;
+  const float* weights = nullptr;
+  int64_t weight_stride = 0;
+  float* sums = nullptr;
+  int64_t sums_stride = 0;
+  bool add = false;             // to what sums holds, without a bias; else it is overwritten
+  const float* bias = nullptr;  // not null, also where it is not added
+};
+
 // Some positions times one tile of output channels, lanes along channels, where a position's input channels
 // are contiguous:
 //   sums[rows[p] * sums_stride + o] (+)= bias[o] + sum over runs r and channels c of
@@ -340,6 +362,7 @@ struct Isa {
   void (*channel_tile)(const ChannelTileArguments& arguments) = nullptr;
   void (*pixel_tile)(const PixelTileArguments& arguments) = nullptr;
   void (*dot_tile)(const DotTileArguments& arguments) = nullptr;
+  void (*dot_runs)(const DotRunArguments& arguments) = nullptr;
   void (*indirect_tile)(const IndirectTileArguments& arguments) = nullptr;
   void (*spread)(const SpreadArguments& arguments) = nullptr;
   void (*group_tile)(const GroupTileArguments& arguments) = nullptr;

@@ -16,6 +16,7 @@
 #include "cpu/indirect_convolution.h"
 #include "cpu/isa.h"
 #include "cpu/plane_convolution.h"
+#include "cpu/run_convolution.h"
 #include "cpu/slab_backward.h"
 #include "cpu/slab_tail.h"
 #include "cpu/tail_backward.h"
@@ -145,6 +146,10 @@ extern const Strategy cpu_conv_planes =
 // those of many weights.
 extern const Strategy cpu_conv_indirect =
     cpu::block_row<cpu::Lanes::positions>("conv_indirect", cpu::own_refusal<cpu::IndirectConvolution>);
+
+// Lanes along the terms of a sum that are read in place: few outputs of inputs in channels last.
+extern const Strategy cpu_conv_run_lanes =
+    cpu::block_row<cpu::Lanes::runs>("conv_run_lanes", cpu::own_refusal<cpu::RunConvolution>);
 
 // No convolution: the block streams its input.
 extern const Strategy cpu_tail = cpu::block_row<>("tail", cpu::tail_refusal);

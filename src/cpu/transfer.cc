@@ -5,6 +5,8 @@
 #define HWY_TARGET_INCLUDE "cpu/transfer.cc"
 #include <hwy/foreach_target.h>
 //
+#include <hwy/cache_control.h>
+//
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -197,6 +199,9 @@ void transfer_rows(const TransferArguments& arguments) {
   }
 }
 
+// Short columns of a tensor, which the processor does not fetch ahead: so many are, in software.
+constexpr int64_t columns_ahead = 8, fetched_rows = 64, line_bytes = 64;
+
 // The tensor's rows are contiguous: blocks of 4 x 4 change orientation in registers. The last block of a row
 // or column overlaps the one before.
 template <class Type, bool kLoad>
@@ -208,6 +213,14 @@ void transfer_transposed(const TransferArguments& arguments) {
     Pointer<Type> tensor[4];
     for (int i = 0; i < 4; ++i)
       tensor[i] = reinterpret_cast<Pointer<Type>>(t.tensor) + (c + i) * t.col_stride;
+    if constexpr (kLoad) {
+      constexpr int64_t line = line_bytes / static_cast<int64_t>(sizeof(*tensor[0]));
+      if (t.rows <= fetched_rows && c + columns_ahead + 4 <= t.cols) {
+        for (int64_t i = columns_ahead; i < columns_ahead + 4; ++i) {
+          for (int64_t r = 0; r < t.rows; r += line) hwy::Prefetch(tensor[0] + i * t.col_stride + r);
+        }
+      }
+    }
     const auto block = [&](int64_t r) HWY_ATTR {
       float* panel = t.panel + r * t.panel_stride + c;
       V4 v[4];

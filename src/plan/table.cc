@@ -14,6 +14,7 @@ extern const Strategy cpu_conv_term_lanes;
 extern const Strategy cpu_conv_group_lanes;
 extern const Strategy cpu_conv_planes;
 extern const Strategy cpu_conv_indirect;
+extern const Strategy cpu_conv_run_lanes;
 extern const Strategy cpu_conv_scaled;
 extern const Strategy cpu_tail;
 extern const Strategy reference_strategy;
@@ -80,9 +81,11 @@ std::span<const Strategy* const> strategies(Device::Kind device) {
       &cuda_direct,
   };
   static constexpr std::array table{
-      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes, &cpu_conv_term_lanes,
-      &cpu_conv_group_lanes,   &cpu_conv_planes,      &cpu_conv_indirect,
-      &cpu_conv_scaled,        &cpu_tail_slabs,       &cpu_tail,
+      &cpu_conv_channel_lanes, &cpu_conv_pixel_lanes,
+      &cpu_conv_term_lanes,    &cpu_conv_group_lanes,
+      &cpu_conv_planes,        &cpu_conv_indirect,
+      &cpu_conv_run_lanes,     &cpu_conv_scaled,
+      &cpu_tail_slabs,         &cpu_tail,
       &reference_strategy,
   };
   if (device == Device::Kind::cuda) return cuda_table;

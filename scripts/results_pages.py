@@ -262,7 +262,9 @@ def gpu_page(result: dict) -> list[str]:
     for what, timings in benchmarks["overhead_seconds"].items():
         ours, eager = (timings[name]["median"] * 1e6 for name in ("onepass", "eager"))
         empty = f", an empty operator {timings['empty']['median'] * 1e6:.1f} us" if "empty" in timings else ""
-        lines.append(f"- {what}, a small tensor: {ours:.0f} us a call, the same modules {eager:.0f} us{empty}")
+        lines.append(
+            f"- {what}, a small tensor: {ours:.0f} us a call, the same modules {eager:.0f} us{empty}"
+        )
     calls = benchmarks["first_calls"]
     for cache in ("empty", "full"):
         seconds = ", ".join(f"{name} {calls[name][f'{cache}_cache_seconds'] * 1e3:.0f}" for name in calls)

@@ -86,7 +86,7 @@ _GPU_LEAST = 30e-6  # a fused call takes the host so long: PyTorch's of less is 
 
 
 def gains_on_gpu(block: str, sizes: Sequence[int], mode: str, contiguous: bool, device: str) -> bool:
-    """Whether a norm alone is predicted to be faster than PyTorch's on a GPU, by enough to be worth a call."""
+    """Whether a norm alone is predicted to be faster than PyTorch's on a GPU, and worth a call."""
     how = (mode, "nchw" if contiguous else "nhwc", device, 1)
     predicted = torch.ops.onepass.predicted_seconds
     try:

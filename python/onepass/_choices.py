@@ -20,7 +20,7 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 def key_of(block: str, input: Tensor, parameters: Sequence[Tensor], policy: str) -> Key | None:
     """All that the choice follows from; None where it is not kept: types are mixed, or it is measured."""
-    if _is_any_autocast_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _is_any_autocast_enabled():
         return None
     dtype = input.dtype
     for parameter in parameters:

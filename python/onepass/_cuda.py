@@ -17,7 +17,6 @@ from onepass._autograd import Stages, applied, differentiable_again, is_exportin
 from onepass._conv_gradients import conv_gradients_by_torch, memory_format
 from onepass._description import Description, constant, describe
 from onepass._fallback import Site
-from onepass._operator import BuildFailed as BuildFailed
 from onepass._operator import call as _call
 from onepass._redone import counter
 from onepass._types import result_dtype
@@ -72,8 +71,7 @@ def is_whole(block: str, input: Tensor, parameters: Sequence[Tensor], site: Site
 
 
 def _policy_of(site: Site | str) -> str:
-    own = None if isinstance(site, str) else site.numerics
-    return own or _numerics.default()
+    return (None if isinstance(site, str) else site.numerics) or _numerics.default()
 
 
 def _run_apart(
@@ -173,10 +171,11 @@ def _words_of_call(
         key = _choices.key_of(description.text, input, parameters, policy)
         if key in site.choices:
             return site.choices[key]
-    if key is not None and not _numerics.is_known(policy, description.conv, input, parameters[0]):
-        key = None
+    # Each call that its types keep from running whole is counted.
+    decides = key is not None and _has_one_type(input, parameters, out_dtype)
+    holds = decides and _numerics.is_known(policy, description.conv, input, parameters[0])
     words = _words_of_whole(description, input, parameters, out_dtype, policy, counting)
-    if key is not None:
+    if holds:
         _choices.keep(site.choices, key, words)
     return words
 

@@ -61,7 +61,7 @@ class Chain:
 
     @property
     def single(self) -> str | None:
-        """"norm" where it is nothing else, "activation" where it is one that takes PyTorch long."""
+        """Of a lone norm "norm", of a lone activation that takes PyTorch long "activation"."""
         written = self.written
         if len(written) != 1:
             return None

@@ -16,6 +16,7 @@ from onepass._differentiable import Differentiable
 from onepass._fakes import fake_forward
 from onepass._fallback import Site, tracing, transforming
 from onepass._frozen import Frozen, Packed
+from onepass._operator import BuildFailed
 from onepass._types import lowered_dtype, result_dtype
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -239,7 +240,7 @@ def _run_on_cuda(
         return _run_stages(block, input, parameters, out_dtype, site, reason)
     try:
         return _cuda.apply(block, input, parameters, out_dtype, site, settled)
-    except _cuda.BuildFailed as failed:
+    except BuildFailed as failed:
         reason = str(failed)
     _unbuilt[_call_key(block, input, parameters)] = reason
     return _run_stages(block, input, parameters, out_dtype, site, reason)

@@ -110,7 +110,7 @@ class Rewriter:
         return graph
 
     def _singles(self) -> tuple[str, ...]:
-        """What may stand alone: a call chooses who runs it (_alone.takes_alone). Activations gain on a CPU."""
+        """What may stand alone: a call chooses who runs it (_alone). Activations gain on a CPU."""
         devices = {parameter.device.type for parameter in self.module.parameters()}
         if devices <= {"cpu"}:
             return ("norm", "activation")

@@ -1,4 +1,4 @@
-"""What a place in a model keeps of its choices: asked once, and again where anything they follow from changes."""
+"""What a place in a model keeps of its choices: made once, and again where what they follow changes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
         return ("tf32", "tf32")
 
     monkeypatch.setattr(_cuda, "_words_of_whole", words)
+    monkeypatch.setattr(_cuda, "_asked", [None])
     monkeypatch.setattr(_cuda, "_call", lambda operator, *arguments: torch.zeros(1))
     monkeypatch.setattr(_cuda, "counter", lambda *_: -1)
     monkeypatch.setattr(_numerics, "allows_tf32", lambda: True)
@@ -140,6 +141,18 @@ def test_tuning_autocast_and_texts_keep_nothing(asked: list, monkeypatch: pytest
     monkeypatch.setattr(tuning, "is_tuning", lambda: True)
     call(site, x, parameters)
     assert not site.choices and len(asked) == 5
+
+
+@pytest.mark.parametrize("dtype, reason", [(torch.float64, None), (torch.float32, "no compiler")])
+def test_calls_that_cannot_run_whole_are_counted_each(
+    dtype: torch.dtype, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cuda, "_asked", [reason])
+    site, (x, parameters) = Site("a place"), tensors(dtype=dtype)
+    with pytest.warns(onepass.FallbackWarning):
+        for _ in range(3):
+            call(site, x, parameters[:2], "conv2d(3,8,k=3)")
+    assert list(site.counts.values()) == [3] and not site.choices
 
 
 def test_choices_are_bounded(asked: list, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,7 @@ _ROW = 4
 _CONTIGUOUS_ELEMENT, _ELEMENT, _DEPTHWISE_ELEMENT = 1.2e-9, 0.6e-9, 0.4e-9
 _WEIGHT = 2e-9
 # With channels last, inputs of 2 to 15 channels: 70 drawn convolutions took 2.5 times the formula in the mean
-# (two threads, a Xeon of peak 154 GFLOP/s a core, 2026-11-19), where the
-# library's rows took 1.5 times theirs.
+# (two threads, a Xeon of peak 154 GFLOP/s a core, 2026-11-19), the library's rows 1.5 times their prediction.
 _FEW_INPUTS = 1.5
 _LEAST_SUM = 4  # channels of an input that lies channels last: fewer take as long
 _CALL = 30e-6

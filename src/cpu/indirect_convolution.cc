@@ -6,8 +6,6 @@
 #include <memory>
 #include <sstream>
 
-#include "block/spec_checks.h"
-
 namespace onepass::cpu {
 namespace {
 
@@ -72,15 +70,8 @@ IndirectConvolution::IndirectConvolution(const Problem& problem, const Isa& isa,
   axes_ = make_axes(conv, problem.input.sizes, problem.block.conv_output_shape(problem.input.sizes));
   pixels_ = axes_[0].out * axes_[1].out * axes_[2].out;
   for (const Axis& axis : axes_) kernel_elements_ *= axis.kernel;
-  // [output][input][tap], of a transposed convolution [input][output][tap]; in channels last taps are second.
-  const bool last = lies_channels_last(problem.parameters[0]);
-  int64_t& outer = transposed_ ? input_stride_ : output_stride_;
-  int64_t& inner = transposed_ ? output_stride_ : input_stride_;
-  const int64_t channels = transposed_ ? group_outputs_ : group_inputs_;
-  outer = channels * kernel_elements_;
-  inner = last ? 1 : kernel_elements_;
-  tap_stride_ = last ? channels : 1;
-  outputs_are_rows_ = transposed_ && output_stride_ == 1 && weight_dtype_ == DType::f32;
+  weights_ = WeightStrides(problem);
+  outputs_are_rows_ = transposed_ && weights_.output == 1 && weight_dtype_ == DType::f32;
   in_place_ = is_in_place(input_);
   is_identity_ = are_identities(axes_);
   for (const Axis& axis : axes_) {

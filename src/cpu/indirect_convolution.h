@@ -15,6 +15,7 @@
 
 #include "cpu/axis.h"
 #include "cpu/convolver.h"
+#include "cpu/weight_strides.h"
 
 namespace onepass::cpu {
 
@@ -143,8 +144,7 @@ class IndirectConvolution final : public Convolver {
   int64_t group_count_ = 1;
   int64_t group_inputs_ = 0, group_outputs_ = 0;
   int64_t kernel_elements_ = 1;
-  // Elements between weights of output channels and input channels of a group, and taps.
-  int64_t output_stride_ = 0, input_stride_ = 0, tap_stride_ = 0;
+  WeightStrides weights_;
   std::array<Axis, 3> axes_;
   std::vector<OutputClass> classes_;
   std::array<AxisOutputs, 3> outputs_;

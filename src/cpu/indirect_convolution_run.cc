@@ -68,21 +68,19 @@ void IndirectConvolution::pack_tile(const void* weights, const Segment& segment,
   const int64_t width = tile.vectors * isa_.lanes;
   const int64_t first = segment.channels.begin + tile.first;
   const int64_t count = std::min(width, segment.channels.end - first);
-  const int64_t origin = transposed_ ? segment.group * group_inputs_ * input_stride_ +
-                                           (first - segment.group * group_outputs_) * output_stride_
-                                     : first * output_stride_;
+  const int64_t origin = weights_.first_of(first);
   const auto address_of = [&](int64_t channel, int64_t k) {
     return const_cast<char*>(static_cast<const char*>(weights)) +
-           (origin + channel * input_stride_ + k * tap_stride_) * byte_size(weight_dtype_);
+           (origin + channel * weights_.input + k * weights_.tap) * byte_size(weight_dtype_);
   };
   if (count < width) std::fill_n(to, terms_ * width, 0.0f);
   TransferArguments t;
   t.dtype = weight_dtype_;
   t.panel_stride = width;
   t.cols = count;
-  t.col_stride = output_stride_;
+  t.col_stride = weights_.output;
   // Taps that lie apart are matrices of channels; else taps lie beside each other and are turned together.
-  const bool apart = tap_stride_ != 1 || kernel_elements_ == 1;
+  const bool apart = weights_.tap != 1 || kernel_elements_ == 1;
   const int64_t floats = width * (apart ? 1 : kernel_elements_);
   const int64_t step = std::max<int64_t>(1, turned_floats / floats);
   std::vector<float> turned(apart ? 0 : static_cast<size_t>(step * floats));
@@ -105,7 +103,7 @@ void IndirectConvolution::pack_tile(const void* weights, const Segment& segment,
         if (apart) {
           t.panel = at;
           t.rows = channels;
-          t.row_stride = input_stride_;
+          t.row_stride = weights_.input;
           t.tensor = address_of(c, k);
           isa_.load(t);
           continue;
@@ -125,9 +123,9 @@ void IndirectConvolution::copy_rows(const void* weights, const Segment& segment,
   const int64_t tiles = tile_count(segment);
   for (int64_t c = channels.begin; c < channels.end; ++c, ++first_term) {
     const float* from = static_cast<const float*>(weights) +
-                        (segment.group * group_inputs_ + c) * input_stride_ + k * tap_stride_ + in_group;
+                        (segment.group * group_inputs_ + c) * weights_.input + k * weights_.tap + in_group;
     for (int64_t i = 0; i < segment.channels.size(); i += line_floats) {
-      __builtin_prefetch(from + rows_ahead * input_stride_ + i);
+      __builtin_prefetch(from + rows_ahead * weights_.input + i);
     }
     for (int64_t i = 0; i < tiles; ++i) {
       const Tile tile = tile_at(segment, i);

@@ -7,8 +7,6 @@
 #include <memory>
 #include <sstream>
 
-#include "block/spec_checks.h"
-
 namespace onepass::cpu {
 namespace {
 
@@ -90,14 +88,7 @@ RunConvolution::RunConvolution(const Problem& problem, const Isa& isa, int64_t c
   axes_ = make_axes(conv, problem.input.sizes, problem.block.conv_output_shape(problem.input.sizes));
   pixels_ = axes_[0].out * axes_[1].out * axes_[2].out;
   for (const Axis& axis : axes_) kernel_elements_ *= axis.kernel;
-  // [output][input][tap], of a transposed convolution [input][output][tap]; in channels last taps are second.
-  const bool last = lies_channels_last(problem.parameters[0]);
-  int64_t& outermost = conv.transposed ? input_stride_ : output_stride_;
-  int64_t& inner = conv.transposed ? output_stride_ : input_stride_;
-  const int64_t channels = conv.transposed ? group_outputs_ : group_inputs_;
-  outermost = channels * kernel_elements_;
-  inner = last ? 1 : kernel_elements_;
-  tap_stride_ = last ? channels : 1;
+  weights_ = WeightStrides(problem);
   in_place_ = is_in_place(input_);
   outer_ = outer_axis(axes_);
   segments_ = segments_of(group_count_, group_outputs_, cut, max_outputs);
@@ -365,19 +356,16 @@ void RunConvolution::pack(const void* weights, const float* bias, float* packed,
     std::fill_n(packed + bias_at_, outputs, 0.0f);
   }
   executor.for_each(outputs, [&](int64_t output, int) {
-    const int64_t group = output / group_outputs_;
-    const int64_t first =
-        transposed_ ? group * group_inputs_ * input_stride_ + output % group_outputs_ * output_stride_
-                    : output * output_stride_;
+    const int64_t first = weights_.first_of(output);
     TransferArguments t;
     t.dtype = weight_dtype_;
     t.cols = t.panel_stride = group_inputs_;
-    t.col_stride = input_stride_;
-    t.row_stride = tap_stride_;
+    t.col_stride = weights_.input;
+    t.row_stride = weights_.tap;
     float* to = packed + output * terms_;
     const auto load = [&](int64_t tap, int64_t rows) {
       t.tensor = const_cast<char*>(static_cast<const char*>(weights)) +
-                 (first + tap * tap_stride_) * byte_size(weight_dtype_);
+                 (first + tap * weights_.tap) * byte_size(weight_dtype_);
       t.panel = to;
       t.rows = rows;
       isa_.load(t);

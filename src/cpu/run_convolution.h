@@ -17,6 +17,7 @@
 
 #include "cpu/axis.h"
 #include "cpu/convolver.h"
+#include "cpu/weight_strides.h"
 
 namespace onepass::cpu {
 
@@ -105,7 +106,7 @@ class RunConvolution final : public Convolver {
   int64_t batch_ = 0, pixels_ = 0;
   int64_t group_count_ = 1, group_inputs_ = 0, group_outputs_ = 0;
   int64_t kernel_elements_ = 1;
-  int64_t output_stride_ = 0, input_stride_ = 0, tap_stride_ = 0;  // of the weights, in elements
+  WeightStrides weights_;
   std::array<Axis, 3> axes_;
   bool in_place_ = false;
   size_t outer_ = 2;  // the axis that blocks of a turned input cut

@@ -47,7 +47,7 @@ constexpr Rates rates[] = {
     // 0.65. The shares and the rate of memory: another Xeon, peak 243 GFLOP/s, 116 drawn blocks on every row,
     // 2026-11-18. Gathered terms: runs of 2, 3 and 128 take 0.78, 0.66 and 0.62 ns each, 2026-11-19. Runs:
     // twelve convolutions of 1 to 12 outputs, 2026-11-19 (docs/lab/map.md); on the others an estimate.
-    {"avx3", 100e9, 72e9, 0.14, 0.30, 0.10, 0.50, 0.7, 20e9, 1.4, 1.25, 1.5, 0.60, 0.30},
+    {"avx3", 100e9, 72e9, 0.14, 0.30, 0.10, 0.50, 0.7, 20e9, 1.4, 1.15, 1.5, 0.60, 0.30},
     {"avx2", 55e9, 40e9, 0.15, 0.40, 0.12, 0.40, 0.7, 12e9, 1.12, 0.9, 1, 0.60, 0.30},
 };
 

@@ -82,29 +82,44 @@ def test_other_tensors_are_decided_anew(asked: list, change: str) -> None:
 
 
 SWITCHES = {
-    "cudnn.benchmark": (torch.backends.cudnn, "benchmark", True),
-    "cudnn.deterministic": (torch.backends.cudnn, "deterministic", True),
-    "cudnn.enabled": (torch.backends.cudnn, "enabled", False),
-    "precision": (torch.backends.cudnn.conv, "fp32_precision", "ieee"),
-    "policy": (None, "", ""),
+    "cudnn_benchmark": True,
+    "cudnn_deterministic": True,
+    "cudnn_enabled": False,
 }
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_a_switch_decides_anew(asked: list, switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_decides_anew(asked: list, switch: str) -> None:
+    """Set as torch.backends does: other tests may have disabled its properties."""
+    site, given = Site("a place"), tensors()
+    read, write = (getattr(torch._C, f"_{verb}_{switch}") for verb in ("get", "set"))
+    call(site, *given)
+    before = read()
+    write(SWITCHES[switch])
+    try:
+        call(site, *given)
+    finally:
+        write(before)
+    assert before != SWITCHES[switch] and len(asked) == 2
+
+
+def test_another_precision_decides_anew(asked: list) -> None:
     site, given = Site("a place"), tensors()
     call(site, *given)
-    holder, name, value = SWITCHES[switch]
-    if holder is None:
-        monkeypatch.setattr(_numerics, "_default", ["fast"])
+    before = torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cudnn.conv.fp32_precision = "ieee" if before != "ieee" else "tf32"
+    try:
         call(site, *given)
-    else:
-        before = getattr(holder, name)
-        setattr(holder, name, value)
-        try:
-            call(site, *given)
-        finally:
-            setattr(holder, name, before)
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
+    assert len(asked) == 2
+
+
+def test_another_policy_decides_anew(asked: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, given = Site("a place"), tensors()
+    call(site, *given)
+    monkeypatch.setattr(_numerics, "_default", ["fast"])
+    call(site, *given)
     assert len(asked) == 2
 
 

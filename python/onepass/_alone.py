@@ -25,11 +25,8 @@ _ROW_STEP_PIXELS, _ROW_STEP_CHANNELS, _ROW_STEP_WIDTH = 2048, 64, 8
 # x86: contiguous ones take 0.25 to 0.6 ns, the library 0.3 to 0.5; with fewer pixels a channel 0.5 to 1.4 and
 # 0.3 to 0.6, steps 1.2 to 5.7 and 1.0 to 2.6. With channels last they take 0.24 to 0.65 ns with wide slabs,
 # where the library takes 0.3 to 0.5; else 0.4 to 33, their steps up to 80, where it takes 0.25 to 0.6 and 0.9
-# to 1.5.
-# Xeon with AVX-512, one thread, PyTorch 2.11, 56 drawn norms.
+# to 1.5. Xeon with AVX-512, one thread, PyTorch 2.11, 56 drawn norms.
 _X86_PIXELS, _X86_WIDTH = 64, 32
-
-
 # x86: from so many elements on, these take PyTorch 1.2 to 3.4 ns an element and the library 0.25 to 0.5; steps
 # 2.0 to 6.7 and 1.1 to 1.6. A call of either takes 5 to 11 us. Two threads of a Xeon with AVX-512, PyTorch
 # 2.11. Others take PyTorch 0.7 to 1.7 times as long as the library. Arm: not measured.
@@ -82,7 +79,7 @@ def takes_alone(block: str, input: Geometry, gradients: bool) -> bool:
 # PyTorch 2.11, by sizes: 5x8x1721464 in 4 groups 3.0 ms, 0.87 ns an element of a slab; channels last,
 # 27x4096x32x64 2.9 ms, 87x1024x16x10 0.225, where reading and writing takes 0.43 and 0.027.
 _TURNED, _READ_TWICE, _SLAB_ELEMENT = 6.0, 1.5, 0.85e-9
-_GPU_LEAST = 30e-6  # a fused call takes the host so long: PyTorch's of less is bound by the host, too
+_GPU_LEAST = 30e-6  # the host's part of a fused call: a shorter norm of PyTorch's is bound by the host too
 
 
 def gains_on_gpu(block: str, sizes: Sequence[int], mode: str, contiguous: bool, device: str) -> bool:
